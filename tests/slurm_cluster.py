@@ -117,6 +117,23 @@ class Cluster:
         """Returns the folder in which our prolog writes on that node."""
         return self.folder / f"facts-{node}"
 
+    def kill_controller(self) -> None:
+        """Kills slurmctld."""
+        controller = self._daemons.running.pop("slurmctld")
+        controller.kill()
+        controller.wait()
+
+    def start_controller(self) -> None:
+        """Starts slurmctld again with its state, and waits until it answers."""
+        self._spawn("slurmctld", "slurmctld", "-D")
+        self._daemons.wait("slurmctld", self._has_all_nodes)
+
+    def _has_all_nodes(self) -> bool:
+        """Whether slurmctld answers and every node has registered; a node that has not cannot be resumed."""
+        words = ["sinfo", "-h", "-N", "-o", "%T"]
+        states = subprocess.run(words, env=self._environment, capture_output=True, text=True).stdout.split()
+        return len(states) == len(self.nodes) and not any("unk" in state or "*" in state for state in states)
+
     # --- start and stop ----------------------------------------------------------------------------------------------
 
     def _configure(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import duckdb
 
+from pipeline.acts.board import Board
 from pipeline.model.records import Caller
 from pipeline.model.topology import Topology
 from pipeline.store.backup import Source
@@ -88,6 +89,11 @@ class Backend(Protocol):
 
     def read_revision(self) -> object:
         """Returns a value that differs after each change of the stored incidents."""
+        ...
+
+    @property
+    def acts(self) -> Board:
+        """The board of acts on machines."""
         ...
 
     def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:

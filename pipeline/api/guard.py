@@ -18,7 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.api.problem import ProblemResponse, make_problem
 from pipeline.api.tokens import Tokens
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host_header
-from pipeline.http.roles import CLIENT_HEADER, MAX_CLIENT, ROLE_HEADER, USER_HEADER, decode_name, find_role
+from pipeline.http.roles import (
+    CLIENT_HEADER,
+    EXECUTOR_PATH,
+    MAX_CLIENT,
+    ROLE_HEADER,
+    USER_HEADER,
+    decode_name,
+    find_role,
+)
 from pipeline.model.records import ROLES, Caller
 
 BODY_BYTES = 256 * 1024
@@ -94,7 +102,7 @@ class Guard:
             why = "expected Authorization: Bearer with a token of [api] token_file or `fleetpulse token create`"
             scope[REFUSED] = Caller("unknown", "viewer", origin), "no token, or an unknown, expired or revoked one"
             return make_problem(401, why, {"WWW-Authenticate": "Bearer"})
-        scope[USER] = Caller(caller, caller.role, origin, caller.on_behalf_of)
+        scope[USER] = Caller(caller, caller.role, origin, caller.on_behalf_of, is_executor=caller.is_executor)
         try:
             scope[USER] = find_person(scope[USER], headers)
         except ValueError as error:
@@ -102,6 +110,10 @@ class Guard:
         except PermissionError as error:
             scope[REFUSED] = scope[USER], str(error)
             return make_problem(403, str(error))
+        if scope["path"].startswith(EXECUTOR_PATH) and not scope[USER].is_executor:
+            why = f"{scope[USER]} is no executor; see fleetpulse token create --executor"
+            scope[REFUSED] = scope[USER], why
+            return make_problem(403, why)
         needed = find_role(scope["method"], scope["path"])
         if not scope[USER].may(needed):
             why = f"{scope[USER]} is {scope[USER].role}; {scope['method']} {scope['path']} needs the role {needed}"
@@ -151,7 +163,7 @@ def find_person(caller: Caller, headers: Headers) -> Caller:
     if len(address) > MAX_CLIENT or not (address.isascii() and address.isprintable()):
         raise ValueError(f"{CLIENT_HEADER}: expected an address of at most {MAX_CLIENT} characters")
     lower = min(role, caller.role, key=ROLES.index)
-    return Caller(name, lower, f"{address} via {caller} ({caller.origin})".strip())
+    return Caller(name, lower, f"{address} via {caller} ({caller.origin})".strip(), is_person=True)
 
 
 def _origin(scope: Scope) -> str:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from pipeline.http.client import OVER_LIMIT, REFUSED, WRONG_QUERY
-from pipeline.model.errors import InvalidQuery, Outdated, OverLimit, Refused, Retryable, UsageError
+from pipeline.model.errors import InvalidQuery, NotAllowed, Outdated, OverLimit, Refused, Retryable, UsageError
 
 PROBLEM_TYPES: Mapping[type[Exception], str] = {InvalidQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
 """Class of an error -> `type` of the problem; subclasses first."""
@@ -54,6 +54,10 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(Outdated)
     def _outdated(request: Request, error: Exception) -> ProblemResponse:
         return make_problem(412, str(error))
+
+    @app.exception_handler(NotAllowed)
+    def _not_allowed(request: Request, error: Exception) -> ProblemResponse:
+        return make_problem(403, str(error), kind=REFUSED)
 
     @app.exception_handler(UsageError)
     @app.exception_handler(Refused)

@@ -84,8 +84,8 @@ LATEST = frozenset(f"latest_{device_class}" for device_class in CLASSES)
 """Tables with the newest values of each device of a class."""
 TABLES = frozenset(CLASSES) | LATEST | VIEWS | {
     "entities", "links", "events", "findings", "incidents", "history", "mutes", "wrong_pages", "gaps", "dead_letter",
-    "losses", "ingest_commit", "outbox", "silences", "audit", "decommissioned", "job_membership", "impact",
-    "impact_jobs", "jobs", "job_pace",
+    "losses", "ingest_commit", "outbox", "silences", "audit", "acts", "act_history", "act_breaker", "decommissioned",
+    "job_membership", "impact", "impact_jobs", "jobs", "job_pace",
 }  # fmt: skip
 SHOWN = (*sorted(TABLES - VIEWS - LATEST), "latest_CLASS", "rollup_60_CLASS", "rollup_600_CLASS")
 """Names of all tables for people."""

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from pipeline.api import problem, tokens
+from pipeline.api.act_routes import act_router
 from pipeline.api.backend import Backend
 from pipeline.api.device_routes import device_router
 from pipeline.api.guard import Guard
@@ -81,6 +82,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         quality_router,
         topology_router,
         job_router,
+        act_router,
     ):
         app.include_router(router)
     problem.install_handlers(app)

@@ -42,6 +42,8 @@ class RoleToken:
     revoked_by: str | None = None
     on_behalf_of: bool = False
     """Whether its owner, such as the dashboard, may name the person for whom it writes."""
+    executor: bool = False
+    """Whether its owner carries out acts on machines."""
 
     def is_valid(self, now: int) -> bool:
         """Returns whether it is accepted at `now`."""
@@ -78,7 +80,14 @@ def change_role_tokens(path: Path, change: Callable[[list[RoleToken]], list[Role
 
 
 def create_role_token(
-    path: Path, owner: str, role: Role, days: float, by: str, now: int, on_behalf_of: bool = False
+    path: Path,
+    owner: str,
+    role: Role,
+    days: float,
+    by: str,
+    now: int,
+    on_behalf_of: bool = False,
+    executor: bool = False,
 ) -> tuple[RoleToken, str]:
     """Adds a token and returns it with its text, which is stored nowhere. days: until it expires; 0: never."""
     if not re.fullmatch(r"[\w.@-]{1,64}", owner):
@@ -88,7 +97,15 @@ def create_role_token(
     text = f"fp_{secrets.token_urlsafe(24)}"
     expires = now + int(days * 86_400 * SECOND) if days else None
     made = RoleToken(
-        secrets.token_hex(4), owner, role, _digest(text).hex(), now, by, expires, on_behalf_of=on_behalf_of
+        secrets.token_hex(4),
+        owner,
+        role,
+        _digest(text).hex(),
+        now,
+        by,
+        expires,
+        on_behalf_of=on_behalf_of,
+        executor=executor,
     )
     change_role_tokens(path, lambda known: [*known, made])
     return made, text
@@ -146,7 +163,7 @@ class Tokens:
         now = self._now()
         for known in self._known:
             if hmac.compare_digest(bytes.fromhex(known.hash), given) and known.is_valid(now):
-                found = Caller(known.owner, known.role, on_behalf_of=known.on_behalf_of)
+                found = Caller(known.owner, known.role, "", known.on_behalf_of, is_executor=known.executor)
         return found if scheme.lower() == "bearer" else None
 
 

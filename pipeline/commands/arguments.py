@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "gateway": ("receive OTLP and Prometheus remote write, spool and send it", ()),
     "pipeline": ("ingest, store, detect, manage incidents, notify and serve the API", ()),
     "dashboard": ("serve the dashboard", ()),
+    "executor": ("carry out approved acts with the credentials of the scheduler", ()),
     "init": (
         "create the store and the state directories; report what exists",
         ((("--acls",), {"action": "store_true", "help": "also grant agents and pipeline their rights on Kafka"}),),

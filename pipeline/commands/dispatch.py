@@ -7,13 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.commands.output import render_rows
+from pipeline.commands.output import print_message, render_rows
 from pipeline.config.sections import load_config
-
-
-def print_message(line: str) -> None:
-    """Prints a line for people on stderr."""
-    sys.stderr.write(f"{line}\n")
 
 
 def _print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
@@ -122,9 +117,25 @@ def _audit(given: argparse.Namespace) -> int:
 
     rows, columns, broken = people.run_audit(load_config(given.config), given)
     _print_for_people(rows, columns, given.output)
+    if given.verb == "verify" and broken is None:
+        print_message("fleetpulse: the hash chain of the audit is whole")
     if broken is not None:
         print_message(f"fleetpulse: row {broken} of the audit was changed, or the row before it is missing")
     return 0 if broken is None else 1
+
+
+def _act(given: argparse.Namespace) -> int:
+    from pipeline.commands import acts
+
+    rows, columns = acts.run_acts(load_config(given.config), given)
+    _print_for_people(rows, columns, given.output)
+    return 0
+
+
+def _executor(given: argparse.Namespace) -> int:
+    from pipeline.commands import executor
+
+    return executor.run(load_config(given.config))
 
 
 def _token(given: argparse.Namespace) -> int:
@@ -156,6 +167,8 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     **dict.fromkeys(("silences", "maintenance", "share"), _people),
     "handover": _handover,
     "audit": _audit,
+    "act": _act,
+    "executor": _executor,
     "token": _token,
     "completion": _completion,
     "mutes": _mutes,

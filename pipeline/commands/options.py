@@ -58,3 +58,9 @@ MATCHERS = option("matchers", "such as 'rack=~\"r1|r2\"' severity!=info", nargs=
 SILENCE = option("id", "id from the list")
 STATES = ("open", "acknowledged", "silenced", "resolved")
 STATE = option("--state", "only those in a state", choices=STATES)
+AUDITED = (
+    SINCE,
+    option("--actor", "only of a person", metavar="NAME"),
+    option("--target", "only about an id", metavar="ID"),
+    option("--limit", "most rows (default: 100)", type=int, default=100, metavar="N"),
+)

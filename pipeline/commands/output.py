@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -62,3 +63,8 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value))
     return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def print_message(line: str) -> None:
+    """Prints a line for people on stderr."""
+    sys.stderr.write(f"{line}\n")

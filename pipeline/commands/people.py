@@ -115,7 +115,10 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
     path, now, text = tokens.find_role_file(config.store.path), time.time_ns() // 1000, ""
     if given.verb == "create":
         days, behalf = _optional(given, "days", 90.0), _optional(given, "on_behalf_of", False)
-        made, text = tokens.create_role_token(path, given.owner, given.role, days, getpass.getuser(), now, behalf)
+        executor = _optional(given, "executor", False)
+        made, text = tokens.create_role_token(
+            path, given.owner, given.role, days, getpass.getuser(), now, behalf, executor
+        )
         found = [made]
     elif given.verb == "revoke":
         found = [tokens.revoke_role_token(path, given.id, getpass.getuser(), now)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pipeline.commands.options import (
     ALL,
+    AUDITED,
     COMMENT,
     INCIDENT,
     INCIDENT_IDS,
     OUTPUT,
-    SINCE,
     STATE,
     VERSION,
     WHY,
@@ -74,16 +74,8 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             OUTPUT,
         ),
     ),
-    "audit": (
-        "show who changed what, from where and why, and what was refused",
-        (
-            SINCE,
-            option("--actor", "only of a person", metavar="NAME"),
-            option("--target", "only about an id", metavar="ID"),
-            option("--limit", "most rows (default: 100)", type=int, default=100, metavar="N"),
-            OUTPUT,
-        ),
-    ),
+    "audit": ("show who changed what, from where and why, and what was refused", (*AUDITED, OUTPUT)),
+    "act": ("list acts on machines, plan, show, follow or cancel one", (ALL, OUTPUT)),
     "token": ("create, list or revoke tokens with roles, on the host of the pipeline", (OUTPUT,)),
     "completion": (
         "print completion for a shell",

@@ -14,6 +14,7 @@ import duckdb
 
 from pipeline.api.backend import Health, SenderStates, Sources
 from pipeline.api.server import create_app, start_server
+from pipeline.commands.act_board import make_board
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
@@ -47,6 +48,7 @@ class PipelineBackend:
     def __init__(self, service: PipelineService) -> None:
         self._service = service
         self._losses: tuple[object, tuple[int, int]] = (None, (0, 0))  # gaps and dead letters, and since when
+        self.acts = make_board(service, self._require_engine)
 
     @property
     def topology(self) -> Topology:

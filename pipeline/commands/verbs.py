@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pipeline.commands.options import (
     ALL,
+    AUDITED,
+    COMMENT,
     COMPARED,
     HOURS,
     INCIDENT,
@@ -16,6 +18,7 @@ from pipeline.commands.options import (
     STARTS,
     STATE,
     VERSION,
+    WHY,
     option,
 )
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+ACTS = ("hold", "release", "evict", "diagnose", "reset", "reboot", "ticket")
+ACT = option("id", "id of the act")
+WAIT = option("--wait", "seconds to wait for the executor (default: 30)", type=float, default=30.0, metavar="S")
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "incidents": {
         "list": ("list incidents (the default)", (STATE, ALL, OUTPUT)),
@@ -59,6 +65,31 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
         "extend": ("make a window end later", (SILENCE, MORE_HOURS, VERSION, OUTPUT)),
         "end": ("end a window; alerts follow 15 minutes later", (SILENCE, VERSION, OUTPUT)),
     },
+    "audit": {
+        "list": ("list rows (the default)", (*AUDITED, OUTPUT)),
+        "verify": ("check the hash chain: exit code 1 if a row was changed or removed", (OUTPUT,)),
+    },
+    "act": {
+        "list": ("list acts that are not over (the default)", (ALL, OUTPUT)),
+        "plan": (
+            "propose an act and show its plan: commands, guards, jobs",
+            (
+                option("act", "what to do", choices=ACTS),
+                option("nodes", "nodes, such as n042", nargs="+", metavar="NODE"),
+                *(REASON, option("--incident", "the incident that it is for", metavar="ID")),
+                option("--when", "when to begin", choices=("now", "when_idle", "after_checkpoint"), default="now"),
+                option("--params", "such as level=3 or gpu=5", nargs="+", metavar="NAME=VALUE"),
+                *(WAIT, OUTPUT),
+            ),
+        ),
+        "show": ("show the plan of an act", (ACT, OUTPUT)),
+        "approve": (
+            "approve the plan: refused for tokens, as people approve in the dashboard",
+            (ACT, COMMENT, option("--typed", "name of the node, for verbs without an undo", metavar="NODE"), OUTPUT),
+        ),
+        "run": ("follow an approved act to its end", (ACT, WAIT, OUTPUT)),
+        "cancel": ("cancel an act that has not begun", (ACT, WHY, OUTPUT)),
+    },
     "token": {
         "list": ("list tokens (the default)", (OUTPUT,)),
         "create": (
@@ -67,6 +98,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
                 option("owner", "name of the person or program"),
                 option("--role", "what it may do", choices=("viewer", "operator", "admin"), required=True),
                 option("--days", "until it expires, at most 366; 0: never (default: 90)", type=float, default=90.0),
+                option("--executor", "for `fleetpulse executor`: it carries out acts", action="store_true"),
                 option(
                     "--on-behalf-of",
                     "for the dashboard: it may name the person for whom it writes",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.receivers import Notify
 from pipeline.config.settings import EnvironmentText, build_section, constraint
@@ -427,6 +428,8 @@ class Config:
     budget: Budget = field(default_factory=Budget)
     incidents: Incidents = field(default_factory=Incidents)
     impact: Impact = field(default_factory=Impact)
+    acts: Acts = field(default_factory=Acts)
+    executor: Executor = field(default_factory=Executor)
     modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

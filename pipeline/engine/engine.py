@@ -442,6 +442,10 @@ class Engine:
         names = (name for c in CLASSES for name in self.devices.names(c) if self.decommissioned.has(name))
         self._last_seen.end_entities(names, self.clock())
 
+    def has_telemetry(self, entity: str) -> bool:
+        """Whether an entity had a recent sample; True if none is expected."""
+        return self._last_seen.is_present(entity)
+
     @property
     def visible_revision(self) -> tuple[int, int]:
         """A value that differs after each change of incidents or of their impact."""

@@ -20,6 +20,8 @@ READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview", "/api/v1/s
 """POST requests that only read."""
 ADMIN_PATHS = ("/api/v1/calibration", "/api/v1/budget", "/api/v1/nodes", "/api/v1/backup")
 """Paths of which writes need the role admin: settings of the site, and what takes nodes out of service."""
+EXECUTOR_PATH = "/api/v1/executor/"
+"""What only a token of an executor may call: what carries out acts is not what asks for them."""
 _NOTE_PATHS = re.compile(r"/api/v1/incidents/[^/]+/(acknowledge|assign|comment|feedback|reopen|resolve)")
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of text: a name must look like what it is."""

@@ -7,6 +7,7 @@ FleetpulseError
   Unreachable         a dependency does not respond               exit 3
     DamagedStore      the store's file or its log is damaged      exit 3
   Refused             a guard or the sandbox refused              exit 4
+    NotAllowed        who asks lacks the right                  exit 4
     OverLimit         above a stated limit                        exit 4
   Permanent           a retry cannot help
     WireError         bytes that are not a valid message
@@ -60,6 +61,10 @@ class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
     """A guard or the SQL sandbox refused."""
 
     exit_code = 4
+
+
+class NotAllowed(Refused):
+    """Who asks lacks the right, or a rule about acts on machines forbids it."""
 
 
 class Outdated(Refused):

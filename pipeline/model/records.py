@@ -287,17 +287,29 @@ class Incident:
 class Caller(str):
     """The name of who calls the API, with the role that the token gives and where the call comes from.
 
-    on_behalf_of: the token may name the person for whom it acts.
+    on_behalf_of: the token may name the person for whom it acts.   is_person: a person who signed in, as such a
+    program says.   is_executor: the token may carry out acts.
     """
 
-    __slots__ = ("on_behalf_of", "origin", "role")
+    __slots__ = ("is_executor", "is_person", "on_behalf_of", "origin", "role")
     role: Role
     origin: str
     on_behalf_of: bool
+    is_person: bool
+    is_executor: bool
 
-    def __new__(cls, name: str, role: Role = "admin", origin: str = "", on_behalf_of: bool = False) -> Caller:
+    def __new__(
+        cls,
+        name: str,
+        role: Role = "admin",
+        origin: str = "",
+        on_behalf_of: bool = False,
+        is_person: bool = False,
+        is_executor: bool = False,
+    ) -> Caller:
         made = super().__new__(cls, name)
         made.role, made.origin, made.on_behalf_of = role, origin, on_behalf_of
+        made.is_person, made.is_executor = is_person, is_executor
         return made
 
     def may(self, role: Role) -> bool:

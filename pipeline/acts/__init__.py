@@ -1,0 +1,1 @@
+"""Acts on machines: hold, release, evict, diagnose, reset, reboot, ticket. Planned, approved, executed, verified."""

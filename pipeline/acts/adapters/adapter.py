@@ -1,0 +1,59 @@
+"""The contract of adapters, which tests/pipeline/acts/test_adapters.py tries on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipeline.acts.act import Act, Verb
+from pipeline.acts.scheduler import SchedulerNode, SchedulerState
+
+MAX_NOTE = 200
+"""Characters of a reason at the scheduler. Chosen: what `sinfo -R` and `kubectl describe` still show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command did to one node. done: the scheduler accepted it.   output: what it answered, for people."""
+
+    done: bool
+    output: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Adapter(Protocol):
+    """Carries out verbs at one scheduler. All calls may raise Unreachable; then nothing is known about their effect.
+
+    Each call is safe to repeat: a node that is held for the same act stays as it is.
+    """
+
+    name: str
+    verbs: frozenset[Verb]
+
+    def read_state(self, now: int) -> SchedulerState:
+        """Returns all nodes and running jobs of the scheduler."""
+        ...
+
+    def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
+        """Returns exactly what would be run or sent, as text that a person could run."""
+        ...
+
+    def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
+        """Does the verb to one node. Returns what the scheduler refused; raises only if the effect is unknown."""
+        ...
+
+    def undo(self, act: Act, node: SchedulerNode) -> Outcome:
+        """Undoes a hold of this act on one node."""
+        ...
+
+    def find_effect(self, act: Act, node: SchedulerNode) -> bool | None:
+        """Returns whether the scheduler shows the act's effect on a node; None: not yet, look again."""
+        ...
+
+
+def write_note(act: Act) -> str:
+    """Returns the reason for the scheduler: the owner mark, incident, requester and reason, in printable ASCII."""
+    words = " ".join(filter(None, (act.mark, act.incident, act.requested_by, act.reason)))
+    plain = "".join(c if c.isascii() and c.isprintable() and c not in "\"'`\\$|;" else "_" for c in words)
+    return plain[:MAX_NOTE]

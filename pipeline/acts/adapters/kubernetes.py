@@ -1,0 +1,252 @@
+"""Kubernetes by its official client: cordon with our taint and annotation, evict through the Eviction API, release.
+
+Right needed: nodes get, list, patch; pods get, list; pods/eviction create (deploy/helm has the role). A stale write is
+refused by the server (409, resourceVersion) and tried again after a new look. Evictions respect disruption budgets: a
+pod that its budget protects (429) is asked for again until [acts.kubernetes] evict_minutes have passed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from pipeline.acts.act import Act, Verb
+from pipeline.acts.adapters.adapter import Outcome, write_note
+from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState
+from pipeline.config.acts import Acts
+from pipeline.model.errors import Unreachable
+
+ANNOTATION = "fleetpulse.io/held-for"
+TAINT = "fleetpulse.io/held"
+TIMEOUT_S = 30
+"""Time limit of one request (s). Chosen."""
+PAGE = 500
+"""Objects of one answer: the size that the server's own clients ask for."""
+RETRY_S = 5.0
+"""Pause before a pod that a budget protects is asked for again (s): as `kubectl drain` waits."""
+MAX_STALE = 3
+"""Tries of a write that others changed meanwhile. Chosen."""
+OVER = ("Succeeded", "Failed")
+
+
+class Kubernetes:
+    """Carries out acts at an API server. make_api: the client; by default of a kubeconfig or the pod's account."""
+
+    name = "kubernetes"
+    verbs: frozenset[Verb] = frozenset({"hold", "release", "evict"})
+
+    def __init__(
+        self,
+        acts: Acts,
+        make_api: Callable[[], client.ApiClient] | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._access, self._pause = acts.kubernetes, pause
+        api = make_api() if make_api else self._connect()
+        self._core, self._policy = client.CoreV1Api(api), client.PolicyV1Api(api)
+
+    def _connect(self) -> client.ApiClient:
+        access = self._access
+        if access.kubeconfig is None:
+            config.load_incluster_config()
+            return client.ApiClient()
+        return config.new_client_from_config(str(access.kubeconfig), context=access.context or None)
+
+    def read_state(self, now: int) -> SchedulerState:
+        """See `Adapter.read_state`. Nodes without GPUs are not counted."""
+        with _reachable("list nodes and pods"):
+            nodes = [n for n in self._list(self._core.list_node) if self._gpus_of_node(n)]
+            pods = list(self._list(self._core.list_pod_for_all_namespaces))
+        jobs = self._jobs(pods)
+        on: dict[str, set[str]] = {}
+        for job in jobs.values():
+            for name in job.nodes:
+                on.setdefault(name, set()).add(job.id)
+        found = {n.metadata.name: parse_node(n, tuple(sorted(on.get(n.metadata.name, ())))) for n in nodes}
+        return SchedulerState(now, found, jobs)
+
+    def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
+        """See `Adapter.list_commands`: what kubectl would be asked to do."""
+        lines: list[str] = []
+        for name in (target.partition(":")[2] for target in act.targets):
+            if act.verb == "hold":
+                lines += (f"kubectl cordon {name}", f"kubectl taint node {name} {TAINT}=true:NoSchedule")
+                lines.append(f"kubectl annotate node {name} {ANNOTATION}='{write_note(act)}'")
+            elif act.verb == "release":
+                lines += (f"kubectl annotate node {name} {ANNOTATION}-", f"kubectl taint node {name} {TAINT}-")
+                lines.append(f"kubectl uncordon {name}")
+            elif name in world.nodes:
+                lines += [f"evict workload {job} from {name} (Eviction API)" for job in world.nodes[name].jobs]
+        return tuple(lines)
+
+    def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
+        """See `Adapter.carry_out`."""
+        if act.verb == "evict":
+            return self._evict(act, node)
+        for _ in range(MAX_STALE):
+            with _reachable(f"read node {node.name}"):
+                fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
+            seen = parse_node(fresh, ())
+            if act.verb == "hold" and seen.out and seen.mark != act.mark:
+                return Outcome(False, f"{node.name}: is {seen.state} for {seen.reason!r}, which is not ours")
+            if act.verb == "hold" and seen.mark == act.mark and seen.out:
+                return Outcome(True, f"{node.name}: is held for this act already")
+            if act.verb == "release" and (not seen.mark or seen.mark != node.mark):
+                return Outcome(False, f"{node.name}: its annotation is {seen.reason!r} now, which is not ours")
+            said = self._patch(fresh, write_note(act) if act.verb == "hold" else None)
+            if said != "stale":
+                return Outcome(not said, said or "done")
+        return Outcome(False, f"{node.name}: others changed it {MAX_STALE} times meanwhile")
+
+    def undo(self, act: Act, node: SchedulerNode) -> Outcome:
+        """See `Adapter.undo`."""
+        with _reachable(f"read node {node.name}"):
+            fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
+        if parse_node(fresh, ()).mark != act.mark:
+            return Outcome(False, f"{node.name}: is not held for {act.id}")
+        said = self._patch(fresh, None)
+        return Outcome(not said, said or "done")
+
+    def find_effect(self, act: Act, node: SchedulerNode) -> bool | None:
+        """See `Adapter.find_effect`."""
+        if act.verb == "hold":
+            return node.out and node.mark == act.mark
+        return not node.out or None if act.verb == "release" else not node.jobs or None
+
+    # --- one node -----------------------------------------------------------------------------------
+
+    def _patch(self, fresh: Any, note: str | None) -> str:
+        """Holds (note) or releases (None) a node as it was read. Returns the refusal; "stale" if it changed since."""
+        taints = [t for t in (fresh.spec.taints or ()) if t.key != TAINT]
+        kept = [client.ApiClient().sanitize_for_serialization(taint) for taint in taints]
+        body = {
+            "metadata": {"resourceVersion": fresh.metadata.resource_version, "annotations": {ANNOTATION: note}},
+            "spec": {
+                "unschedulable": True if note else None,
+                "taints": [*kept, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if note else kept,
+            },
+        }
+        try:
+            with _reachable(f"change node {fresh.metadata.name}"):
+                self._core.patch_node(fresh.metadata.name, body, _request_timeout=TIMEOUT_S)
+        except ApiException as error:
+            return "stale" if error.status == 409 else _explain(error)
+        return ""
+
+    def _evict(self, act: Act, node: SchedulerNode) -> Outcome:
+        """Evicts the pods of a held node, except those of DaemonSets, which come back anyway, and static ones."""
+        with _reachable(f"read node {node.name}"):
+            seen = parse_node(self._core.read_node(node.name, _request_timeout=TIMEOUT_S), ())
+        if not seen.mark or seen.mark != node.mark:
+            return Outcome(False, f"{node.name}: is no longer held here: {seen.reason!r}")
+        end = time.monotonic() + self._access.evict_minutes * 60
+        protected: dict[str, str] = {}
+        while True:
+            with _reachable(f"list pods of {node.name}"):
+                listed = self._list(self._core.list_pod_for_all_namespaces, field_selector=f"spec.nodeName={node.name}")
+                left = [pod for pod in listed if may_evict(pod)]
+            if not left:
+                return Outcome(True, "all pods are evicted")
+            protected = {}
+            for pod in (pod for pod in left if pod.metadata.deletion_timestamp is None):
+                if said := self._evict_pod(pod):
+                    protected[f"{pod.metadata.namespace}/{pod.metadata.name}"] = said
+            if time.monotonic() >= end:
+                return Outcome(
+                    False, "; ".join(f"{name}: {said}" for name, said in protected.items()) or "pods do not end"
+                )
+            self._pause(RETRY_S)
+
+    def _evict_pod(self, pod: Any) -> str:
+        """Asks for the eviction of a pod. Returns why it is protected now; raises Unreachable."""
+        meta = client.V1ObjectMeta(name=pod.metadata.name, namespace=pod.metadata.namespace)
+        body = client.V1Eviction(metadata=meta)
+        try:
+            with _reachable(f"evict {pod.metadata.name}"):
+                self._core.create_namespaced_pod_eviction(
+                    pod.metadata.name, pod.metadata.namespace, body, _request_timeout=TIMEOUT_S
+                )
+        except ApiException as error:
+            return "" if error.status == 404 else _explain(error)
+        return ""
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def _list(self, call: Callable[..., Any], **more: Any) -> Iterator[Any]:
+        token = None
+        while True:
+            page = call(limit=PAGE, _continue=token, _request_timeout=TIMEOUT_S, **more)
+            yield from page.items
+            token = page.metadata._continue
+            if not token:
+                return
+
+    def _gpus_of_node(self, node: Any) -> int:
+        return int((node.status.allocatable or {}).get(self._access.gpu_resource, 0))
+
+    def _jobs(self, pods: list[Any]) -> dict[str, SchedulerJob]:
+        """Returns workloads: pods of one owner (Job, JobSet, PyTorchJob, ...) are one; a pod without one is its own."""
+        nodes: dict[str, list[str]] = {}
+        gpus: dict[str, int] = {}
+        accounts: dict[str, str] = {}
+        for pod in pods:
+            if pod.spec.node_name is None or not may_evict(pod):
+                continue
+            owner = next((o.name for o in pod.metadata.owner_references or ()), pod.metadata.name)
+            id_ = f"{pod.metadata.namespace}/{owner}"
+            nodes.setdefault(id_, []).append(pod.spec.node_name)
+            gpus[id_] = gpus.get(id_, 0) + sum(self._gpus_of(c) for c in pod.spec.containers)
+            accounts[id_] = pod.metadata.namespace
+        return {id_: SchedulerJob(id_, tuple(sorted(set(on))), gpus[id_], accounts[id_]) for id_, on in nodes.items()}
+
+    def _gpus_of(self, container: Any) -> int:
+        asked = (container.resources.requests or container.resources.limits or {}) if container.resources else {}
+        return int(asked.get(self._access.gpu_resource, 0))
+
+
+def parse_node(node: Any, jobs: tuple[str, ...]) -> SchedulerNode:
+    """Returns a node. Its reason is our annotation, else the taints that keep work away."""
+    note = (node.metadata.annotations or {}).get(ANNOTATION, "")
+    keeping = [t for t in (node.spec.taints or ()) if t.effect in ("NoSchedule", "NoExecute")]
+    ready = any(c.type == "Ready" and c.status == "True" for c in (node.status.conditions or ()))
+    out = bool(node.spec.unschedulable) or bool(keeping) or not ready
+    words = ["Ready" if ready else "NotReady", *(("SchedulingDisabled",) if node.spec.unschedulable else ())]
+    others = ", ".join(sorted(t.key for t in keeping if t.key != TAINT))
+    reason = note if note.startswith(OWNER) and node.spec.unschedulable else others
+    return SchedulerNode(node.metadata.name, out, ",".join(words), reason, jobs, node.metadata.resource_version)
+
+
+def may_evict(pod: Any) -> bool:
+    """Returns whether a pod is work that an eviction ends: not over, not of a DaemonSet, not static."""
+    owners = {owner.kind for owner in pod.metadata.owner_references or ()}
+    mirror = "kubernetes.io/config.mirror" in (pod.metadata.annotations or {})
+    return not mirror and "DaemonSet" not in owners and pod.status.phase not in OVER
+
+
+@contextmanager
+def _reachable(what: str) -> Iterator[None]:
+    """Raises Unreachable for what says nothing about the request: no answer, a login that is refused, a fault there."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status in (0, 401) or (error.status or 0) >= 500:
+            raise Unreachable(f"{what}: {_explain(error)}") from error
+        raise
+    except (HTTPError, OSError) as error:
+        raise Unreachable(f"{what}: {error}") from error
+
+
+def _explain(error: ApiException) -> str:
+    """Returns the server's own words."""
+    try:
+        text = str(json.loads(error.body or "{}").get("message") or error.reason)
+    except ValueError:
+        text = str(error.reason)
+    return f"{text} (HTTP {error.status})"

@@ -1,0 +1,244 @@
+"""The executor: plans and carries out acts with the credentials of the scheduler, in a process of its own.
+
+The intent is written before the first command, the guards are evaluated again at that moment, and after an interruption
+the scheduler is read first: what was done is not done twice, and what nobody knows is looked up, not assumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pipeline.acts.act import Act, GuardResult, JobHit, Plan
+from pipeline.acts.adapters.adapter import Adapter, Outcome
+from pipeline.acts.board import Work
+from pipeline.acts.guards import Facts, Question, evaluate_guards, needed_people
+from pipeline.acts.scheduler import SchedulerNode, SchedulerState
+from pipeline.config.acts import Acts
+from pipeline.model.errors import Outdated, Refused, Unreachable
+from pipeline.model.records import SECOND
+
+log = logging.getLogger("fleetpulse.executor")
+GIVE_UP_S = 1800.0
+"""How long an act whose effect is unknown is looked up again before it counts as failed (s). Chosen: a restart of a
+scheduler with its state takes minutes."""
+
+
+class BoardAccess(Protocol):
+    """What the executor needs of the board: the board itself, or its client over HTTP."""
+
+    def claim(self, who: str) -> list[Work]: ...
+    def collect_facts(self, id_: str) -> Facts: ...
+    def plan(self, id_: str, plan: Plan) -> Act: ...
+    def begin(self, id_: str, failing: Sequence[str], who: str) -> Act: ...
+    def report(self, id_: str, state: str, who: str, result: Mapping[str, Any], comment: str = "") -> Act: ...
+    def report_undone(self, id_: str, target: str, seen: str, who: str) -> Act: ...
+
+
+class Executor:
+    """Does one round of work at a time, one act after the other: no two acts are ever carried out together.
+
+    find_adapter: the adapter of a verb.   scheduler: the one that knows the nodes, for the guards.
+    """
+
+    def __init__(
+        self,
+        board: BoardAccess,
+        config: Acts,
+        scheduler: Adapter,
+        find_adapter: Callable[[str], Adapter],
+        clock: Callable[[], int],
+        name: str = "executor",
+    ) -> None:
+        self.board, self.config, self.clock, self.name = board, config, clock, name
+        self._scheduler, self._find_adapter = scheduler, find_adapter
+        self._seen: SchedulerState | None = None
+
+    def run_once(self) -> int:
+        """Does what there is to do; returns how many acts it worked on. Raises Unreachable without the board."""
+        work, self._seen = self.board.claim(self.name), None
+        for task in work:
+            try:
+                self._do(task)
+            except (Refused, Outdated) as error:
+                log.info("%s", error)
+            except Unreachable as error:
+                log.warning("act %s: %s; tried again", task.act.id, error)
+                self._fail_if_overdue(task.act, str(error))
+        return len(work)
+
+    def _do(self, task: Work) -> None:
+        if task.job == "plan":
+            self.board.plan(task.act.id, self.make_plan(task.act, task.facts))
+        elif task.job == "execute":
+            self._execute(task.act)
+        elif task.job == "resume":
+            self._resume(task.act)
+        elif task.job == "verify":
+            self._verify(task.act)
+        elif task.act.is_in_force:
+            self._watch(task.act)
+
+    # --- planning -----------------------------------------------------------------------------------
+
+    def make_plan(self, act: Act, facts: Facts) -> Plan:
+        """Returns the plan of an act against the scheduler as it is now."""
+        return self._plan(act, facts, self._scheduler.read_state(self.clock()))
+
+    def _plan(self, act: Act, facts: Facts, world: SchedulerState) -> Plan:
+        question = Question(act, facts, world, self.config.limits, self.clock())
+        guards = evaluate_guards(question)
+        people, why = needed_people(question, guards)
+        adapter = self._find_adapter(act.verb)
+        able = act.verb in adapter.verbs
+        commands = adapter.list_commands(act, world) if able else ()
+        guards += (GuardResult("adapter", f"{adapter.name} {'can' if able else 'cannot'} {act.verb}", "can", able),)
+        hits = [JobHit(j.id, len(j.nodes), j.gpus, j.account) for j in world.jobs_on(frozenset(question.names))]
+        before = {n: _show(world.nodes[n]) if n in world.nodes else "unknown" for n in question.names}
+        return Plan(self.clock(), adapter.name, commands, guards, tuple(hits), before, people, why)
+
+    # --- carrying out -------------------------------------------------------------------------------
+
+    def _execute(self, act: Act) -> None:
+        """Evaluates the guards again, writes the intent, and carries the act out."""
+        facts, world = self.board.collect_facts(act.id), self._scheduler.read_state(self.clock())
+        if not _may_begin(act, facts, world):
+            return
+        fresh = self._plan(act, facts, world)
+        if changes := find_changes(act, fresh):
+            self.board.report(act.id, "refused", self.name, {"reason": f"the plan has changed: {'; '.join(changes)}"})
+            return
+        begun = self.board.begin(act.id, [guard.name for guard in fresh.failing], self.name)
+        self._carry_out(begun, world)
+        self._seen = None
+
+    def _resume(self, act: Act) -> None:
+        """Goes on after an interruption: reads the scheduler, and does only what it does not show."""
+        world = self._scheduler.read_state(self.clock())
+        if act.verb not in ("hold", "release", "evict"):
+            said = "interrupted while it ran; whether it was done is unknown: look at the node"
+            self.board.report(act.id, "failed", self.name, {"reason": said})
+            return
+        fresh = self._plan(act, self.board.collect_facts(act.id), world)
+        if new := _newly_failing(act, fresh):
+            held = [t for t in act.targets if _carries(world, t, act.mark)]
+            said = f"interrupted, and not continued: {'; '.join(new)}"
+            self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
+            return
+        self._carry_out(self.board.begin(act.id, (), self.name), world)
+
+    def _carry_out(self, act: Act, world: SchedulerState) -> None:
+        if act.mode == "dry-run":
+            self.board.report(act.id, "executed", self.name, {"dry_run": True}, "dry run: no command was run")
+            return
+        adapter, outcomes = self._find_adapter(act.verb), dict[str, Outcome]()
+        for target in act.targets:
+            node = world.nodes.get(target.partition(":")[2])
+            if node is None:
+                outcomes[target] = Outcome(False, "the scheduler no longer has this node")
+            elif act.verb in ("hold", "release") and adapter.find_effect(act, node):
+                outcomes[target] = Outcome(True, "was done before the interruption" if act.attempts > 1 else "is so")
+            else:
+                outcomes[target] = adapter.carry_out(act, node)
+            if not outcomes[target].done:
+                break
+        result = {"targets": {t: {"done": o.done, "output": o.output, **o.facts} for t, o in outcomes.items()}}
+        if all(outcome.done for outcome in outcomes.values()):
+            self.board.report(act.id, "executed", self.name, result)
+        else:
+            self._roll_back(act, outcomes, world, result)
+
+    def _roll_back(
+        self, act: Act, outcomes: Mapping[str, Outcome], world: SchedulerState, result: dict[str, Any]
+    ) -> None:
+        """Undoes what a failed hold did to its other nodes; other verbs cannot be undone."""
+        adapter, done = self._find_adapter(act.verb), [t for t, outcome in outcomes.items() if outcome.done]
+        why = next(f"{t}: {o.output}" for t, o in outcomes.items() if not o.done)
+        undone = {}
+        if act.verb == "hold":
+            undone = {t: adapter.undo(act, world.nodes[t.partition(":")[2]]) for t in done}
+        result |= {"reason": why, "undone": {t: outcome.done for t, outcome in undone.items()}}
+        result["held"] = [t for t, outcome in undone.items() if not outcome.done]
+        complete = bool(done) and act.verb == "hold" and all(outcome.done for outcome in undone.values())
+        self.board.report(act.id, "rolled_back" if complete else "failed", self.name, result, why)
+
+    # --- afterwards ---------------------------------------------------------------------------------
+
+    def _read_once(self) -> SchedulerState:
+        """Returns the scheduler's state of this round, for looking only: what is carried out is read anew."""
+        self._seen = self._seen or self._scheduler.read_state(self.clock())
+        return self._seen
+
+    def _verify(self, act: Act) -> None:
+        """Looks whether the scheduler shows the effect on all targets, for [acts] verify_minutes."""
+        world, adapter = self._read_once(), self._find_adapter(act.verb)
+        if act.state == "executed":
+            act = self.board.report(act.id, "verifying", self.name, {})
+        seen = {}
+        for target in act.targets:
+            node = world.nodes.get(target.partition(":")[2])
+            seen[target] = None if node is None else adapter.find_effect(act, node)
+        if all(seen.values()):
+            shown = {t: _show(world.nodes[t.partition(":")[2]]) for t in act.targets}
+            self.board.report(act.id, "verified", self.name, {"after": shown})
+        elif self.clock() - act.updated > self.config.verify_minutes * 60 * SECOND:
+            missing = ", ".join(t for t, found in seen.items() if not found)
+            held = [t for t in act.targets if _carries(world, t, act.mark)]
+            said = f"the scheduler shows no effect on {missing}"
+            self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
+
+    def _watch(self, act: Act) -> None:
+        """Looks whether the held nodes still carry our mark; if not, a person has undone it, and it stays undone."""
+        world = self._read_once()
+        for target in act.held:
+            node = world.nodes.get(target.partition(":")[2])
+            if node is not None and (not node.out or node.mark != act.mark):
+                self.board.report_undone(act.id, target, _show(node), self.name)
+
+    def _fail_if_overdue(self, act: Act, why: str) -> None:
+        if act.state == "executing" and self.clock() - act.updated > GIVE_UP_S * SECOND:
+            said = f"its effect is unknown for {GIVE_UP_S / 60:.0f} min: {why}"
+            held = list(act.targets) if act.verb == "hold" else []
+            self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
+
+
+def find_changes(act: Act, fresh: Plan) -> list[str]:
+    """Returns what differs between the approved plan and the one of now; empty if it may be carried out."""
+    approved = act.plan
+    if approved is None:
+        return ["there is no approved plan"]
+    changes = _newly_failing(act, fresh)
+    if fresh.commands != approved.commands or fresh.adapter != approved.adapter:
+        changes.append("the commands are others now")
+    if fresh.people > approved.people:
+        changes.append(f"{fresh.people} people must stand behind it now: {'; '.join(fresh.people_why)}")
+    return changes
+
+
+def _newly_failing(act: Act, fresh: Plan) -> list[str]:
+    """Returns the guards that fail now and passed when the plan was approved."""
+    known = {guard.name for guard in act.plan.failing} if act.plan is not None else set()
+    failing = [guard for guard in fresh.failing if guard.name not in known]
+    return [f"guard {guard.name} fails now: {guard.now}, limit {guard.limit}" for guard in failing]
+
+
+def _carries(world: SchedulerState, target: str, mark: str) -> bool:
+    """Returns whether the scheduler shows our mark on a target."""
+    node = world.nodes.get(target.partition(":")[2])
+    return node is not None and node.out and node.mark == mark
+
+
+def _may_begin(act: Act, facts: Facts, world: SchedulerState) -> bool:
+    """Returns whether the moment has come that the requester asked for."""
+    jobs = world.jobs_on(frozenset(target.partition(":")[2] for target in act.targets))
+    if act.when == "when_idle":
+        return not jobs
+    if act.when == "after_checkpoint":
+        return all(job.id in facts.checkpoints for job in jobs)
+    return True
+
+
+def _show(node: SchedulerNode) -> str:
+    """Returns a node's state for people."""
+    return " ".join(filter(None, (node.state, node.reason)))

@@ -1,0 +1,147 @@
+"""Acts in the store: the newest state of each, its history, and the circuit breaker. History rows are never changed.
+
+Each change is one transaction with its row of the audit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from pipeline.acts.act import Act, encode_act, parse_act
+from pipeline.incidents.audit import AuditEntry, write_audit
+from pipeline.model.records import iso
+
+MOST_ACTS = 1000
+"""Most acts of one answer. Chosen: more than a fleet of 100,000 GPUs has in a week."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row of an act's history."""
+
+    number: int
+    time: int
+    state: str
+    actor: str
+    comment: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the row in the form of the API."""
+        return {**{n: getattr(self, n) for n in self.__slots__}, "time": iso(self.time)}
+
+
+def save_act(
+    connection: duckdb.DuckDBPyConnection, act: Act, actor: str, comment: str, entries: Sequence[AuditEntry], now: int
+) -> None:
+    """Stores an act's state with a row of its history and of the audit."""
+    connection.execute(
+        """INSERT OR REPLACE INTO acts VALUES ($1, $2, $3, $4, $5, $6, $7, make_timestamptz($8::BIGINT),
+           make_timestamptz($9::BIGINT), make_timestamptz($10::BIGINT), $11, $12, $13)""",
+        [
+            *(act.id, act.key or act.id, act.state, act.verb, list(act.targets), act.incident, act.requested_by),
+            *(act.created, now, act.expires, act.version, act.is_open or act.is_in_force, encode_act(act)),
+        ],
+    )
+    connection.execute(
+        """INSERT INTO act_history SELECT $1, coalesce(max(number), 0) + 1, make_timestamptz($2::BIGINT), $3, $4, $5
+           FROM act_history WHERE act = $1""",
+        [act.id, now, act.state, str(actor), comment],
+    )
+    write_audit(connection, entries, now)
+
+
+def load_acts(
+    cursor: duckdb.DuckDBPyConnection, only_open: bool = False, incident: str | None = None, most: int = MOST_ACTS
+) -> list[Act]:
+    """Returns the newest acts, newest first: all, or those that are not over (also holds in force)."""
+    rows = cursor.execute(
+        """SELECT document FROM acts WHERE ($1 IS NULL OR incident = $1) AND (active OR NOT $2)
+           ORDER BY created DESC, id LIMIT $3""",
+        [incident, only_open, most],
+    ).fetchall()
+    return [parse_act(json.loads(text)) for (text,) in rows]
+
+
+def load_act(cursor: duckdb.DuckDBPyConnection, id_: str) -> Act:
+    """Returns one act. Raises KeyError."""
+    found = cursor.execute("SELECT document FROM acts WHERE id = $1", [id_]).fetchone()
+    if found is None:
+        raise KeyError(id_)
+    return parse_act(json.loads(found[0]))
+
+
+def find_by_key(cursor: duckdb.DuckDBPyConnection, key: str) -> Act | None:
+    """Returns the act that a request with this idempotency key made."""
+    found = cursor.execute("SELECT document FROM acts WHERE key = $1", [key]).fetchone()
+    return None if found is None else parse_act(json.loads(found[0]))
+
+
+def load_steps(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Step]:
+    """Returns the history of an act, oldest first."""
+    rows = cursor.execute(
+        "SELECT number, epoch_us(time), state, actor, comment FROM act_history WHERE act = $1 ORDER BY number", [id_]
+    ).fetchall()
+    return [Step(*row) for row in rows]
+
+
+def count_steps(
+    cursor: duckdb.DuckDBPyConnection, states: Sequence[str], since: int, actors: str = "", acts: str = "on"
+) -> int:
+    """Returns how many acts entered one of the states since a time. actors: only those of this prefix; acts: mode."""
+    found = cursor.execute(
+        """SELECT count(DISTINCT h.act) FROM act_history h JOIN acts a ON a.id = h.act
+           WHERE list_contains($1, h.state) AND h.time >= make_timestamptz($2::BIGINT)
+           AND starts_with(a.requested_by, $3) AND a.document ->> '$.mode' = $4""",
+        [list(states), since, actors, acts],
+    ).fetchone()
+    return int(found[0]) if found else 0
+
+
+def count_targets(cursor: duckdb.DuckDBPyConnection, since: int, actors: str) -> int:
+    """Returns how many nodes acts of requesters with a prefix named since a time."""
+    found = cursor.execute(
+        """SELECT count(DISTINCT t) FROM (SELECT unnest(targets) AS t FROM acts
+           WHERE created >= make_timestamptz($1::BIGINT) AND starts_with(requested_by, $2))""",
+        [since, actors],
+    ).fetchone()
+    return int(found[0]) if found else 0
+
+
+# --- the circuit breaker ------------------------------------------------------------------------------
+
+
+def open_breaker(connection: duckdb.DuckDBPyConnection, reason: str, now: int) -> None:
+    """Opens the breaker: from now on only people act. Nothing if it is open."""
+    if read_breaker(connection):
+        return
+    connection.execute(
+        "INSERT INTO act_breaker VALUES (make_timestamptz($1::BIGINT), $2, NULL, NULL, NULL)", [now, reason]
+    )
+    write_audit(connection, [AuditEntry("fleetpulse", "open breaker", "acts", reason)], now)
+
+
+def close_breaker(connection: duckdb.DuckDBPyConnection, who: str, reason: str, now: int) -> None:
+    """Closes the breaker for a person, with the reason."""
+    connection.execute(
+        """UPDATE act_breaker SET closed = make_timestamptz($1::BIGINT), closed_by = $2, closing_reason = $3
+           WHERE closed IS NULL""",
+        [now, str(who), reason],
+    )
+    write_audit(connection, [AuditEntry(who, "close breaker", "acts", reason)], now)
+
+
+def read_breaker(cursor: duckdb.DuckDBPyConnection) -> str:
+    """Returns why automation is stopped; "" if it is not."""
+    found = cursor.execute("SELECT reason FROM act_breaker WHERE closed IS NULL").fetchone()
+    return str(found[0]) if found else ""
+
+
+def read_breaker_closed(cursor: duckdb.DuckDBPyConnection) -> int:
+    """Returns when a person last closed the breaker (UTC us), 0 if never: what was before no longer counts."""
+    found = cursor.execute("SELECT epoch_us(max(closed)) FROM act_breaker").fetchone()
+    return int(found[0]) if found and found[0] is not None else 0

@@ -1,0 +1,57 @@
+"""What a scheduler says about its nodes and jobs, in one form for Slurm and Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OWNER = "fleetpulse:"
+"""How every reason begins that we write; a node with another reason is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerNode:
+    """One node. out: gets no new work, whoever decided it.  reason: as stored.  jobs: ids of what runs on it.
+    version: a number that changes with each change, where the scheduler has one."""
+
+    name: str
+    out: bool
+    state: str
+    reason: str = ""
+    jobs: tuple[str, ...] = ()
+    version: str = ""
+
+    @property
+    def mark(self) -> str:
+        """The owner mark in the reason ("fleetpulse:ACT-..."), "" if it is somebody else's or there is none."""
+        return self.reason.split()[0] if self.reason.startswith(OWNER) and self.reason.split() else ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerJob:
+    """One running job: its nodes, GPUs over all nodes, and account or namespace."""
+
+    id: str
+    nodes: tuple[str, ...]
+    gpus: int = 0
+    account: str = ""
+    requeues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """All nodes and running jobs at one moment. taken: when (UTC us)."""
+
+    taken: int
+    nodes: Mapping[str, SchedulerNode]
+    jobs: Mapping[str, SchedulerJob] = field(default_factory=dict)
+
+    @property
+    def out(self) -> frozenset[str]:
+        """Names of the nodes that get no new work, from all causes."""
+        return frozenset(name for name, node in self.nodes.items() if node.out)
+
+    def jobs_on(self, names: frozenset[str]) -> tuple[SchedulerJob, ...]:
+        """The jobs that run on any of the nodes, by id."""
+        ids = {job for name in names if name in self.nodes for job in self.nodes[name].jobs}
+        return tuple(self.jobs.get(id_, SchedulerJob(id_, ())) for id_ in sorted(ids))

@@ -1,0 +1,66 @@
+"""`fleetpulse executor`: carries out approved acts with the credentials of the scheduler, in a process of its own.
+
+It holds no state: after a kill it asks the pipeline what was begun, and the scheduler what was done. While the pipeline
+or the scheduler does not answer it waits; nothing is done that the pipeline has not recorded first.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from functools import cache
+
+from pipeline.acts.act import VERBS
+from pipeline.acts.adapters import make_adapter
+from pipeline.acts.adapters.adapter import Adapter
+from pipeline.acts.executor import Executor
+from pipeline.acts.remote import RemoteBoard
+from pipeline.config.sections import Config
+from pipeline.model.errors import FleetpulseError
+from pipeline.runtime import logs
+from pipeline.runtime.supervise import Stop
+
+log = logging.getLogger("fleetpulse.executor")
+SCHEDULERS = ("kubernetes", "slurm", "slurmrestd", "noop")
+
+
+def make_executor(config: Config) -> Executor:
+    """Returns the executor. Raises ConfigError for an adapter that lacks its part of the configuration."""
+    acts = config.acts
+
+    @cache
+    def find(name: str) -> Adapter:
+        return make_adapter(name, acts)
+
+    used = {acts.adapter_of(verb) for verb in VERBS if acts.mode_of(verb) != "off"}
+    for name in used:
+        find(name)
+    scheduler = next(name for name in SCHEDULERS if name in used or name == "noop")
+    clock = lambda: time.time_ns() // 1000  # noqa: E731
+    board = RemoteBoard(config)
+    return Executor(board, acts, find(scheduler), lambda verb: find(acts.adapter_of(verb)), clock, config.executor.name)
+
+
+def run(config: Config) -> int:
+    """Works until SIGTERM or SIGINT; an act that is being carried out is finished first."""
+    stop, said = Stop(), ""
+    executor = make_executor(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logs.limit_all_loggers()
+    modes = ", ".join(f"{verb} {config.acts.mode_of(verb)}" for verb in VERBS if config.acts.mode_of(verb) != "off")
+    sys.stderr.write(f"fleetpulse executor {config.executor.name}: {modes or 'all verbs are off'}\n")
+    while not stop.is_set():
+        try:
+            executor.run_once()
+            if said:
+                log.info("works again")
+            said = ""
+        except FleetpulseError as error:
+            if str(error) != said:
+                log.warning("waits: %s", error)
+            said = str(error)
+        stop.wait(config.executor.poll_seconds)
+    return 0

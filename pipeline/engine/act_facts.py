@@ -1,0 +1,109 @@
+"""What the pipeline knows about the targets of an act, for the guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pipeline.acts import ledger
+from pipeline.acts.act import Act
+from pipeline.acts.board import POLICY
+from pipeline.acts.guards import Facts
+from pipeline.config.acts import Acts
+from pipeline.engine.engine import Engine
+from pipeline.model.records import SECOND
+from pipeline.model.topology import kind_of
+
+RECENT = 600 * SECOND
+"""Window of the guard `acts_per_10_minutes` (us)."""
+SINGLE = frozenset(
+    {"gpu", "node", "port", "nic", "nvlink", "cpu", "disk", "dimm", "psu", "bmc", "sensor", "job", "rank"}
+)
+"""Kinds of causes that are one node or less, or no hardware: they need no plan for a group."""
+_CHECKS = """
+SELECT DISTINCT kind FROM events
+WHERE kind = 'digest' AND node = $1 AND time >= make_timestamptz($2::BIGINT) AND (data ->> '$.wrong') = '0'"""
+_CHECKPOINTS = """
+SELECT DISTINCT split_part(entity, ':', 2) FROM events
+WHERE kind = 'checkpoint' AND time >= make_timestamptz($1::BIGINT)"""
+
+
+class FactSource:
+    """Collects the facts of an act from a running engine. read_recovery: what the driver recommends, by node."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: Acts,
+        read_recovery: Callable[[tuple[str, ...]], Mapping[str, str]] = lambda names: {},
+    ) -> None:
+        self._engine, self._config, self._read_recovery = engine, config, read_recovery
+
+    def collect(self, act: Act) -> Facts:
+        """Returns the facts as they are now."""
+        engine, names = self._engine, tuple(target.partition(":")[2] for target in act.targets)
+        with engine.lock:
+            condition, cause, below = self._describe_incident(act.incident)
+            silent = frozenset(name for name in names if not engine.has_telemetry(f"node:{name}"))
+            racks, domains = self._group("rack", names), self._group("chassis", names)
+        with engine.database.lock:
+            connection = engine.database.connection
+            acts = ledger.load_acts(connection, only_open=True)
+            recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT)
+            held = {target.partition(":")[2]: other for other in acts for target in other.held}
+            checks = {name: self._find_check(name, held[name]) for name in names if name in held}
+            rows = connection.execute(_CHECKPOINTS, [act.updated]).fetchall() if act.when == "after_checkpoint" else []
+            breaker = ledger.read_breaker(connection)
+        busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
+        return Facts(
+            racks=racks,
+            domains=domains,
+            automatic=act.requested_by.startswith(POLICY),
+            condition=condition,
+            cause=cause,
+            cause_nodes=below,
+            silent=silent,
+            open_acts=busy,
+            recent=recent,
+            excluded=self._config.excluded,
+            recovery=self._read_recovery(names),
+            held={name: other.id for name, other in held.items()},
+            checks={name: check for name, check in checks.items() if check},
+            breaker=breaker,
+            checkpoints=frozenset(job for (job,) in rows),
+        )
+
+    def _describe_incident(self, id_: str) -> tuple[str, str, frozenset[str]]:
+        """Returns whether its condition is open, its cause, and the nodes below a cause that is a group."""
+        found = self._engine.life.shown.get(id_) if id_ else None
+        if found is None:
+            return ("cleared" if id_ else ""), "", frozenset()
+        state = "open" if found.resolved is None else "cleared"
+        if kind_of(found.cause) in SINGLE:
+            return state, found.cause, frozenset()
+        below = self._engine.topology.descendants(found.cause)
+        return state, found.cause, frozenset(e.partition(":")[2] for e in below if kind_of(e) == "node")
+
+    def _group(self, kind: str, names: tuple[str, ...]) -> dict[str, str]:
+        """Returns the group of each node that shares one with a target."""
+        topology = self._engine.topology
+        groups = {topology.ancestor_of_kind(f"node:{name}", kind) for name in names} - {None}
+        return {
+            entity.partition(":")[2]: str(group)
+            for group in groups
+            for entity in topology.descendants(str(group))
+            if kind_of(entity) == "node"
+        }
+
+    def _find_check(self, name: str, hold: Act) -> str:
+        """Returns the check that ran on a node after it was held: a diagnostic that passed, or a right canary."""
+        connection = self._engine.database.connection
+        passed = [a for a in ledger.load_acts(connection) if a.verb == "diagnose" and a.state == "verified"]
+        for act in passed:
+            if f"node:{name}" in act.targets and act.created >= hold.created:
+                return f"diagnose level {act.params.get('level', '1')} passed ({act.id})"
+        return "canary right" if connection.execute(_CHECKS, [name, hold.updated]).fetchone() else ""
+
+
+def is_at_work(act: Act) -> bool:
+    """Returns whether an act has been approved and is not over: no other act begins on its nodes meanwhile."""
+    return act.is_open and act.state not in ("proposed", "planned", "awaiting_approval")

@@ -1,0 +1,149 @@
+"""Acts at a real Slurm: hold under a running job, refusal, eviction, release, a person's undo, a dying controller."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.acts.act import Act
+from pipeline.acts.adapters.slurm import Slurm, run_command
+from pipeline.acts.executor import Executor
+from pipeline.acts.guards import Facts
+from pipeline.config.acts import ActLimits
+from pipeline.model.records import SECOND
+from pipeline.store.database import Database
+from tests import slurm_cluster
+from tests.pipeline.acts_world import ALICE, BOB, ON, World
+from tests.until import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+LOOSE = ActLimits(rack_nodes=8, fleet_share=0.5, ceiling_share=0.75, two_people_gpus=1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
+    with slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"), 4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
+        yield made
+
+
+class Site(World):
+    """A board whose executor works at the real Slurm."""
+
+    def __init__(self, cluster: slurm_cluster.Cluster, database: Database) -> None:
+        def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+            os.environ["SLURM_CONF"] = f"{cluster.folder}/slurm.conf"
+            return run_command(words)
+
+        self.slurm = Slurm(ON, run)
+        super().__init__(database, replace(ON, limits=LOOSE))
+
+    def start_executor(self) -> Executor:
+        return Executor(self.board, self.config, self.slurm, lambda verb: self.slurm, lambda: self.now)
+
+    def collect(self, act: Act) -> Facts:
+        held = {target.partition(":")[2]: other.id for other in self.board.list_acts() for target in other.held}
+        return Facts(held=held, checks=dict.fromkeys(held, "diagnose 3 passed"))
+
+    def settle(self, act: Act, state: str) -> None:
+        """Lets the executor work until the act has a state."""
+        until(lambda: self.run() is None and self.state(act) == state, 60)
+
+
+@pytest.fixture
+def site(cluster: slurm_cluster.Cluster, database: Database) -> Site:
+    for node in cluster.nodes:
+        if "DRAIN" in cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T").upper():
+            cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    return Site(cluster, database)
+
+
+def test_a_hold_drains_under_a_running_job_and_a_release_gives_the_node_back(
+    site: Site, cluster: slurm_cluster.Cluster
+) -> None:
+    job = cluster.batch("sleep 300", "-w", "gpu001", "--gres=gpu:2")
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
+    act = site.propose("hold", "gpu001", incident="INC-1")
+    assert act.plan is not None
+    assert (act.state, [(hit.job, hit.gpus) for hit in act.plan.jobs]) == ("awaiting_approval", [(job, 2)])
+    assert act.plan.commands[0].startswith("scontrol update NodeName=gpu001 State=DRAIN 'Reason=fleetpulse:ACT-")
+    site.approve(act)
+    site.settle(act, "verified")
+    shown = cluster.run("scontrol", "-o", "show", "node", "gpu001")
+    assert f"Reason={act.mark} INC-1 alice fault" in shown
+    assert cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+    evict = site.propose("evict", "gpu001")
+    assert evict.plan is not None
+    assert (evict.plan.commands, evict.plan.people) == ((f"scancel {job}",), 2)
+    site.approve(evict)
+    site.settle(evict, "verified")
+    release = site.propose("release", "gpu001")
+    site.approve(release)
+    site.settle(release, "verified")
+    assert "DRAIN" not in cluster.run("scontrol", "-o", "show", "node", "gpu001")
+
+
+def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster: slurm_cluster.Cluster) -> None:
+    cluster.run("scontrol", "update", "NodeName=gpu002", "State=DRAIN", "Reason=NHC: check_fs failed")
+    for verb in ("hold", "release"):
+        act = site.propose(verb, "gpu002")
+        assert act.state == "refused"
+        assert "NHC: check_fs failed" in act.result["reason"]
+    assert "Reason=NHC: check_fs failed" in cluster.run("scontrol", "-o", "show", "node", "gpu002")
+
+
+def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_cluster.Cluster) -> None:
+    act = site.propose("hold", "gpu003")
+    site.approve(act)
+    site.settle(act, "verified")
+    cluster.run("scontrol", "update", "NodeName=gpu003", "State=RESUME")
+    site.settle(act, "cancelled")
+    site.run(3)
+    assert "DRAIN" not in cluster.run("scontrol", "-o", "show", "node", "gpu003")
+    steps = [(step["state"], step["actor"]) for step in site.board.describe(act.id)["history"]]
+    assert steps[-1] == ("cancelled", "executor")
+
+
+def test_a_controller_that_dies_in_mid_act_is_waited_for_and_read_first(
+    site: Site, cluster: slurm_cluster.Cluster
+) -> None:
+    act = site.propose("hold", "gpu003", "gpu004")
+    site.approve(act, BOB)
+    carry_out = site.slurm.carry_out
+
+    def kill_after_the_first(act_: Act, node: object) -> object:
+        done = carry_out(act_, node)  # type: ignore[arg-type]
+        cluster.kill_controller()
+        return done
+
+    site.slurm.carry_out = kill_after_the_first  # type: ignore[method-assign, assignment]
+    site.run()
+    assert site.state(act) == "executing"
+    site.slurm.carry_out = carry_out  # type: ignore[method-assign]
+    cluster.start_controller()
+    site.settle(act, "verified")
+    commands = [step["state"] for step in site.board.describe(act.id)["history"]]
+    assert commands.count("executed") == 1
+    assert all("DRAIN" in cluster.run("scontrol", "-o", "show", "node", n) for n in ("gpu003", "gpu004"))
+
+
+def test_names_and_reasons_from_outside_stay_words_of_one_command(site: Site, cluster: slurm_cluster.Cluster) -> None:
+    act = site.board.propose("hold", ["node:gpu004"], ALICE, "x'; State=RESUME $(reboot) \"`", is_person=True)
+    site.run()
+    site.approve(act)
+    site.settle(act, "verified")
+    shown = cluster.run("scontrol", "-o", "show", "node", "gpu004")
+    assert f"Reason={act.mark} alice x__ State=RESUME _(reboot) __" in shown
+    assert site.now > SECOND
+    assert Path(cluster.folder).is_dir()
