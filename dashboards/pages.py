@@ -27,6 +27,8 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("fleet", "Fleet", "grid_view"),
     PageEntry("incidents", "Incidents", "notifications"),
     PageEntry("incident", "Incident", "notifications", shown=False),
+    PageEntry("facility", "Facility", "water_pump"),
+    PageEntry("data", "Data quality", "sensors"),
     PageEntry("node", "Node", "dns", shown=False),
     PageEntry("link", "Link", "cable", shown=False),
     PageEntry("explore", "Explore", "monitoring"),

@@ -18,6 +18,7 @@ from pipeline.api import problem, tokens
 from pipeline.api.act_routes import act_router
 from pipeline.api.backend import Backend
 from pipeline.api.device_routes import device_router
+from pipeline.api.facility.routes import facility_router
 from pipeline.api.guard import Guard
 from pipeline.api.incident_list import incident_list_router
 from pipeline.api.job_routes import job_router
@@ -83,6 +84,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         topology_router,
         job_router,
         act_router,
+        facility_router,
     ):
         app.include_router(router)
     problem.install_handlers(app)

@@ -1,0 +1,339 @@
+"""HTML of the page Facility."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from dashboards import linked
+from dashboards.facility.answers import Facility, Hanging, Prediction, Unit
+from dashboards.links import as_markup, entity_link, incident_link
+from dashboards.markup import badge, simulated_badge
+from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, quantity, signal_name
+from pipeline.model.entity_names import KINDS, entity_name
+from pipeline.model.signals import CATALOGUE
+
+COOLING = ("cdu", "loop", "connector", "pump", "reservoir", "filter")
+POWER = ("pdu", "shelf", "chassis", "circuit", "outlet", "output")
+MAX_ROWS = 200
+"""Units listed per table. Chosen: the worst come first; an address with `entity` has any other."""
+SOON = 60.0
+"""Minutes to throttling from which it is urgent. Chosen: a technician's way."""
+
+
+def delta(unit: Unit) -> float | None:
+    """Returns return minus supply temperature (K): measured, else of the two temperatures."""
+    measured = unit.number("coolant.delta_temperature")
+    supply, back = unit.number("coolant.supply_temperature"), unit.number("coolant.return_temperature")
+    return measured if measured is not None or supply is None or back is None else back - supply
+
+
+def load(unit: Unit) -> tuple[float | None, str]:
+    """Returns the power drawn as a share of the limit, and which limit: set, or of the supplies."""
+    draw = unit.number("power.draw")
+    for signal, word in (("power.limit", "limit"), ("power.capacity", "capacity")):
+        limit = unit.number(signal)
+        if draw is not None and limit:
+            return draw / limit, f"{word} {quantity(limit, 'W')}"
+    share = unit.number("power.load")
+    return share, "limit" if share is not None else "no limit reported"
+
+
+def headline(facility: Facility) -> str:
+    """Returns the worst of cooling and power in one sentence."""
+    if not facility.units:
+        return "No unit of cooling or power is known"
+    soonest = find_soonest(facility.units)
+    bad = {
+        state: sum(counts.get(state, 0) for counts in facility.counts.values())
+        for state in ("critical", "degraded", "no_data")
+    }
+    texts = [f"{number:,} {NODE_STATE[state]}" for state, number in bad.items() if number and state != "no_data"]
+    total = amount(sum(n for c in facility.counts.values() for n in c.values()), "unit", "units")
+    text = f"{joined(texts)} of {total}" if texts else f"No problem on {total}"
+    if bad["no_data"]:
+        text += f", {bad['no_data']:,} without data"
+    if soonest is not None:
+        text += f"; GPUs behind {entity_name(soonest.entity)} throttle {_minutes_text(soonest)}"
+    return text
+
+
+def _minutes_text(unit: Unit) -> str:
+    minutes = None if unit.throttle is None else unit.throttle.minutes
+    return "now" if not minutes else f"in about {age(minutes * 60)}"
+
+
+def find_soonest(units: Iterable[Unit]) -> Unit | None:
+    """Returns the unit whose GPUs throttle first, None if none is predicted."""
+    found = [(u.throttle.minutes, u.entity, u) for u in units if u.throttle and u.throttle.minutes is not None]
+    return min(found)[2] if found else None
+
+
+def overview(facility: Facility) -> str:
+    """Returns the figures at the top."""
+    cooling = [u for u in facility.units if u.kind in COOLING]
+    power = [u for u in facility.units if u.kind in POWER]
+    leaks = [u for u in facility.units if u.kind == "leak_detector"]
+    wet = [u for u in leaks if u.values.get("leak.state") in ("warning", "critical")]
+    blind = sum(u.state == "no_data" or "leak.state" not in u.values for u in leaks)
+    soonest = find_soonest(facility.units)
+    at_risk = soonest.nodes.count if soonest else 0
+    loads = [(share, u) for u in power if (share := load(u)[0]) is not None]
+    highest = max(loads, key=lambda pair: pair[0], default=None)
+    draw = sum(u.number("power.draw") or 0 for u in power if u.kind == "pdu")
+    return linked.tiles(
+        (
+            _state_tile("cooling units ok", cooling, "#cooling"),
+            linked.tile(
+                "none" if soonest is None else _short_minutes(soonest),
+                "to throttling" if soonest else "throttling predicted",
+                f"{entity_name(soonest.entity)}, {amount(at_risk, 'node', 'nodes')}" if soonest else "",
+                "critical" if soonest and ((soonest.throttle and soonest.throttle.minutes) or 0) < SOON else "none",
+                "#cooling",
+            ),
+            linked.tile(
+                f"{len(wet):,}",
+                "leaks",
+                f"{len(leaks):,} detectors" + (f", {blind:,} without data" if blind else "")
+                if leaks
+                else "no detector",
+                "critical" if wet else "watch" if blind else "none",
+                "#leaks",
+            ),
+            _state_tile("power units ok", power, "#power"),
+            linked.tile(
+                "unknown" if highest is None else f"{highest[0]:.0%}",
+                "highest load",
+                "no limit is reported" if highest is None else entity_name(highest[1].entity),
+                "degraded" if highest is not None and highest[0] > 0.9 else "none",
+                "#power",
+            ),
+            linked.tile(quantity(draw, "W") if draw else "unknown", "drawn by all PDUs", "", "none", "#power"),
+        )
+    )
+
+
+def _short_minutes(unit: Unit) -> str:
+    minutes = unit.throttle.minutes if unit.throttle else None
+    return "now" if not minutes else age(minutes * 60)
+
+
+def _state_tile(word: str, units: Sequence[Unit], address: str) -> str:
+    ok = sum(u.state == "ok" for u in units)
+    blind = sum(u.state == "no_data" for u in units)
+    bad = [u.state for u in units if u.state in ("critical", "degraded", "watch")]
+    tone = "critical" if "critical" in bad else "degraded" if bad else "no-data" if blind else "none"
+    below = f"{blind:,} without data" if blind else ("" if units else "none known")
+    return linked.tile(f"{ok:,}/{len(units):,}", word, below, tone, address)
+
+
+def state_badge(unit: Unit) -> str:
+    """Returns the badge of the unit's state."""
+    tone = unit.state if unit.state in ("critical", "degraded", "watch") else "quiet"
+    return badge(NODE_STATE[unit.state].upper(), tone) + simulated_badge(unit.simulated)
+
+
+def cooling(units: Sequence[Unit]) -> str:
+    """Returns the table of cooling units, the worst first, with the median of all CDUs and loops."""
+    rows = [
+        (
+            f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
+            _throttle_cell(u.throttle),
+            _value(u.number("coolant.flow"), "L/min"),
+            _value(u.number("coolant.supply_temperature"), "Cel"),
+            _value(u.number("coolant.return_temperature"), "Cel"),
+            _value(delta(u), "K"),
+            _value(_pressure(u), "bar"),
+            _pump(u),
+            hangs(u),
+            _incidents(u),
+        )
+        for u in units[:MAX_ROWS]
+    ]
+    head = ("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Hangs on it", "Incidents")
+    if len(units) > 2:
+        rows.append(_median_row(units))
+    return linked.table(head, rows, "No cooling unit is known: no BMC of a CDU is read.", "Cooling units")
+
+
+def _median_row(units: Sequence[Unit]) -> tuple[str, ...]:
+    """Returns the medians over all units, to compare with."""
+
+    def middle(values: Iterable[float | None], unit: str) -> str:
+        known = [v for v in values if v is not None]
+        return _value(statistics.median(known), unit) if len(known) > 2 else ""
+
+    return (
+        "<i>Median of all</i>",
+        "",
+        middle((u.number("coolant.flow") for u in units), "L/min"),
+        middle((u.number("coolant.supply_temperature") for u in units), "Cel"),
+        middle((u.number("coolant.return_temperature") for u in units), "Cel"),
+        middle(map(delta, units), "K"),
+        middle(map(_pressure, units), "bar"),
+        middle((u.number("pump.speed") for u in units), "rpm"),
+        "",
+        "",
+    )
+
+
+def _pressure(unit: Unit) -> float | None:
+    """Returns the pressure difference, else supply less return pressure."""
+    found = unit.number("coolant.pressure")
+    supply, back = unit.number("coolant.supply_pressure"), unit.number("coolant.return_pressure")
+    return found if found is not None or supply is None else supply - (back or 0.0)
+
+
+def _pump(unit: Unit) -> str:
+    """Returns speed and status of the pump."""
+    speed, share = unit.number("pump.speed"), unit.number("pump.speed_ratio")
+    text = _value(speed, "rpm") if speed is not None else "" if share is None else f"{share:.0%}"
+    words = [str(unit.values[name]) for name in unit.abnormal if name.startswith(("pump", "coolant"))]
+    return " ".join([text, *(badge(word.upper(), "degraded") for word in words)])
+
+
+def _value(value: float | None, unit: str) -> str:
+    return '<span class="fp-unknown">not measured</span>' if value is None else escape(quantity(round(value, 2), unit))
+
+
+def _throttle_cell(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return '<span class="fp-unknown">no GPU behind it</span>'
+    if prediction.minutes is None:
+        return f'<span class="fp-unknown">not predictable: {escape(prediction.reason)}</span>'
+    text = "now" if not prediction.minutes else f"in {age(prediction.minutes * 60)}"
+    return badge(text.upper(), "critical" if prediction.minutes < SOON else "degraded")
+
+
+def hangs(unit: Unit, most: int = 2) -> str:
+    """Returns what hangs on a unit: the first racks and jobs as links, and numbers."""
+    texts = []
+    for kind, hanging in (("rack", unit.racks), ("job", unit.jobs)):
+        if hanging.count:
+            texts.append(_few(hanging, kind, most))
+    if unit.nodes.count:
+        texts.append(amount(unit.nodes.count, "node", "nodes"))
+    return "; ".join(texts)
+
+
+def _few(hanging: Hanging, kind: str, most: int) -> str:
+    names = linked.entity_links(hanging.first[:most], hanging.count, short=True)
+    return f"{KINDS[kind][0 if hanging.count == 1 else 1]} {names}"
+
+
+def _incidents(unit: Unit) -> str:
+    shown = ", ".join(as_markup(incident_link(i)) for i in unit.incidents[:3])
+    return shown + (f" and {len(unit.incidents) - 3:,} more" if len(unit.incidents) > 3 else "")
+
+
+def power(units: Sequence[Unit]) -> str:
+    """Returns the table of power units."""
+    rows = []
+    for u in units[:MAX_ROWS]:
+        share, limit = load(u)
+        words = [f"{signal_name(n)}: {u.values[n]}" for n in u.abnormal]
+        rows.append(
+            (
+                f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
+                _value(u.number("power.draw"), "W"),
+                (f"{_bar(share)} " if share is not None else "") + f'<span class="fp-unknown">{escape(limit)}</span>',
+                _value(u.number("power.voltage"), "V"),
+                " ".join(badge(word.upper(), "degraded") for word in words) or "normal",
+                hangs(u),
+                _incidents(u),
+            )
+        )
+    head = ("Unit", "Draw", "Of its limit", "Voltage", "Status", "Hangs on it", "Incidents")
+    return linked.table(head, rows, "No PDU or power shelf is known: no BMC of one is read.", "Power units")
+
+
+def _bar(share: float) -> str:
+    tone = "critical" if share > 1 else "degraded" if share > 0.9 else "ok"
+    width = max(0, min(100, round(share * 100)))
+    return f'<b class="fp-share">{share:.0%}</b><i class="fp-meter fp-meter-{tone}"><i style="width:{width}%"></i></i>'
+
+
+def leaks(units: Sequence[Unit], now: int | None = None) -> str:
+    """Returns leak detectors that are not dry; the dry ones are counted."""
+    dry = [u for u in units if u.values.get("leak.state") in ("ok", "absent")]
+    rows = [
+        (
+            as_markup(entity_link(u.entity)),
+            badge(str(u.values.get("leak.state", "no data")).upper(), "critical" if u.abnormal else "quiet"),
+            ", ".join(as_markup(entity_link(p)) for p in u.racks.first[:2] or u.parents[:2]),
+            "never" if u.last_seen is None else escape(clock(u.last_seen, u.last_seen if now is None else now)),
+            _incidents(u),
+        )
+        for u in units
+        if u not in dry
+    ]
+    text = f'<p class="fp-empty">{amount(len(dry), "detector is", "detectors are")} dry.</p>' if dry else ""
+    empty = "" if dry else "No leak detector is known."
+    head = ("Detector", "State", "Where", "Last data", "Incidents")
+    return (linked.table(head, rows[:MAX_ROWS], empty, "Leak detectors") if rows or empty else "") + text
+
+
+def facts(unit: Unit, now: int) -> str:
+    """Returns all current values of a unit."""
+    rows = [
+        (_label(name), quantity(round(value, 3), CATALOGUE[name].unit) if isinstance(value, float) else value)
+        for name, value in unit.values.items()
+        if name in CATALOGUE
+    ]
+    difference = delta(unit)
+    if difference is not None and "coolant.delta_temperature" not in unit.values:
+        rows.append(("Return minus supply", quantity(round(difference, 2), "K")))
+    share, limit = load(unit)
+    if share is not None:
+        rows.append(("Load", f"{share:.0%} of {limit}"))
+    rows.append(("Last data", "never" if unit.last_seen is None else ago(unit.last_seen, now)))
+    body = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in rows)
+    return f'<dl class="fp-facts">{body}</dl>'
+
+
+def _label(name: str) -> str:
+    text = signal_name(name)
+    return text[:1].upper() + text[1:]
+
+
+def prediction(unit: Unit, window_s: float) -> str:
+    """Returns when the GPUs behind a unit throttle, and how that is computed."""
+    found = unit.throttle
+    if found is None:
+        return ""
+    if found.minutes is None:
+        text = f"Not predictable: {found.reason}."
+        if found.left is not None and found.gpu:
+            text += f" {entity_name(found.gpu)} is nearest to its limit: {quantity(found.left, 'K')} left."
+        return _box("Throttling", escape(text), "quiet")
+    gpu = as_markup(entity_link(found.gpu or ""))
+    if not found.rate or found.left is None:
+        return _box("Throttling now", f"{gpu} is at the limit that it reports.", "critical")
+    how = (
+        f"{gpu} is {quantity(found.left, 'K')} below the limit that it reports and warms by {found.rate:.2f} ± "
+        f"{found.error or 0:.2f} K/min (line through {age(window_s)}). {quantity(found.left, 'K')} ÷ {found.rate:.2f} "
+        f"K/min = {found.minutes:.0f} min. First of {amount(found.gpus, 'GPU', 'GPUs')} with the least margin."
+    )
+    tone = "critical" if found.minutes < SOON else "degraded"
+    return _box(f"GPUs throttle in about {age(found.minutes * 60)}", how, tone)
+
+
+def _box(heading: str, text: str, tone: str) -> str:
+    role = "alert" if tone == "critical" else "status"
+    return f'<div class="fp-notice fp-notice-{tone}" role="{role}"><b>{escape(heading)}.</b> {text}</div>'
+
+
+def hanging_lists(unit: Unit) -> str:
+    """Returns racks, nodes and jobs of a unit as links."""
+    rows = [
+        (word, linked.entity_links(hanging.first, hanging.count, short=True))
+        for word, hanging in (("Racks", unit.racks), ("Nodes", unit.nodes), ("Jobs", unit.jobs))
+        if hanging.count
+    ]
+    if unit.incidents:
+        rows.insert(0, ("Incidents", ", ".join(as_markup(incident_link(i)) for i in unit.incidents)))
+    if not rows:
+        return '<p class="fp-empty">The topology names nothing below it.</p>'
+    body = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in rows)
+    return f'<dl class="fp-lines">{body}</dl>'

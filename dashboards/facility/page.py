@@ -1,0 +1,149 @@
+"""`/facility`: all units of cooling and power. `/facility?entity=cdu:c1`: one unit, with trends and its parts."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboards import linked, links, snapshot
+from dashboards import markup as common
+from dashboards.answers import parse_series
+from dashboards.evidence import TIME_GRID
+from dashboards.facility import charts, markup
+from dashboards.facility.answers import Facility, Unit, parse_facility
+from dashboards.routes import FACILITY_KINDS, href
+from dashboards.theme import PALETTES
+from dashboards.views import parts
+from dashboards.words import amount, signal_name
+from pipeline.model.entity_names import entity_name
+from pipeline.model.records import SECOND, iso
+
+RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600, "7d": 7 * 24 * 3600}
+"""Name in the address -> length of the trends (s)."""
+POINTS = 180
+"""Points of a trend. Chosen: more than the width of a chart shows."""
+
+
+def page() -> None:
+    """Draws the page."""
+    entity = st.query_params.get("entity", "")
+    parts.draw_refreshing(lambda: _one(entity) if entity else _all())
+
+
+def _all() -> None:
+    answer = snapshot.fetch(parse_facility, "facility")
+    facility = answer.value
+    if facility is None:
+        parts.draw_head("State of cooling and power unknown", [], "", answer)
+        parts.draw_error(answer)
+        return
+    parts.draw_head(markup.headline(facility), [], "", answer, of_now=True)
+    parts.draw_error(answer)
+    if not facility.units:
+        text = (
+            "Configure the BMCs of CDUs and PDUs in [collector.redfish], or name loops in [topology]: docs/redfish.md"
+        )
+        st.html(common.notice(text, "quiet", "Next:"))
+        return
+    st.html(markup.overview(facility))
+    cooling = [u for u in facility.units if u.kind in markup.COOLING]
+    power = [u for u in facility.units if u.kind in markup.POWER]
+    st.html(linked.anchor("cooling") + common.section("Cooling", _note(cooling)))
+    st.html(markup.cooling(cooling))
+    st.html(linked.anchor("power") + common.section("Power", _note(power)))
+    st.html(markup.power(power))
+    st.html(linked.anchor("leaks") + common.section("Leak detectors"))
+    st.html(markup.leaks([u for u in facility.units if u.kind == "leak_detector"]))
+    if facility.more:
+        st.html(common.notice(f"{facility.more:,} more units are not listed; the worst are."))
+
+
+def _note(units: list[Unit]) -> str:
+    more = len(units) - markup.MAX_ROWS
+    return f"the worst first; {more:,} more are not listed" if more > 0 else "the worst first"
+
+
+def _one(entity: str) -> None:
+    crumbs: list[links.Text] = [links.Link("Facility", href("facility")), entity_name(entity)]
+    name = entity_name(entity)
+    title = name[:1].upper() + name[1:]
+    if entity.partition(":")[0] not in FACILITY_KINDS | {"leak_detector", "chassis", "output"}:
+        st.html(common.title(title))
+        st.html(common.notice("Expected a unit of cooling or power in the address, such as entity=cdu:c1.", "degraded"))
+        return
+    answer = snapshot.fetch(parse_facility, "facility", within=entity)
+    if answer.value is None:
+        text = f"{title} is not known" if answer.status == 404 else f"State of {name} unknown"
+        parts.draw_head(text, [], "", answer, crumbs=crumbs)
+        if answer.status != 404:
+            parts.draw_error(answer)
+        return
+    unit = next(u for u in answer.value.units if u.entity == entity)
+    badges = [markup.state_badge(unit)]
+    parts.draw_head(_headline(unit, title), badges, "", answer, of_now=True, crumbs=crumbs)
+    parts.draw_error(answer)
+    _details(unit, answer.value, answer.fetched)
+
+
+def _headline(unit: Unit, title: str) -> str:
+    found = unit.throttle
+    if found is not None and found.minutes is not None:
+        when = "now" if not found.minutes else f"in about {found.minutes:.0f} min"
+        return f"{title}: GPUs throttle {when}"
+    if unit.abnormal:
+        signal = unit.abnormal[0]
+        return f"{title}: {signal_name(signal)} {unit.values[signal]}"
+    return title
+
+
+def _details(unit: Unit, facility: Facility, now: int) -> None:
+    if box := markup.prediction(unit, facility.window_s):
+        st.html(box)
+    left, right = st.columns([1.25, 1], gap="medium")
+    with left:
+        _trends(unit, now)
+    with right:
+        st.html(common.section("Now"))
+        st.html(f'<div class="fp-narrow">{markup.facts(unit, now)}</div>')
+        st.html(common.section("Hangs on it"))
+        st.html(markup.hanging_lists(unit))
+    below = [u for u in facility.units if u.entity != unit.entity]
+    for name, kinds, draw in (
+        ("Cooling parts", markup.COOLING, markup.cooling),
+        ("Power parts", markup.POWER, markup.power),
+        ("Leak detectors", ("leak_detector",), markup.leaks),
+    ):
+        own = [u for u in below if u.kind in kinds]
+        if own:
+            st.html(common.section(name, amount(len(own), "part", "parts")))
+            st.html(draw(own))
+
+
+def _trends(unit: Unit, now: int) -> None:
+    asked = st.query_params.get("range", "1h")
+    st.session_state["facility_range"] = asked if asked in RANGES else "1h"
+    st.segmented_control(
+        "Range", list(RANGES), key="facility_range", label_visibility="collapsed", on_change=_write_range
+    )
+    length = RANGES[st.session_state["facility_range"] or "1h"] * SECOND
+    end = now // TIME_GRID * TIME_GRID
+    palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
+    drawn = 0
+    for signal in charts.TRENDS:
+        if unit.number(signal) is None:
+            continue
+        given = {"entity": unit.entity, "signal": signal, "from": iso(end - length), "to": iso(end)}
+        answer = snapshot.fetch(parse_series, "series", **given, peers="class", points=str(POINTS))
+        if answer.value is not None and any(p.value is not None for p in answer.value.points):
+            peers = f"median and middle 80 % of {answer.value.peers:,} others" if answer.value.peers else ""
+            st.html(common.section(signal_name(signal), peers))
+            st.altair_chart(charts.trend(answer.value, palette), key=f"trend-{signal}")
+            drawn += 1
+        elif answer.error:
+            parts.draw_error(answer)
+    if not drawn:
+        st.html(common.notice("No readings of this unit in this time range."))
+
+
+def _write_range() -> None:
+    """Writes the range into the address; a second click selects the default."""
+    st.query_params["range"] = st.session_state["facility_range"] or "1h"

@@ -1,0 +1,116 @@
+"""The page Facility with a real API, without a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import snapshot
+from tests.dashboards.facility_tables import answers, facility_table, prediction, unit
+from tests.dashboards.test_dashboard_pages import page, shown
+
+
+def script() -> None:
+    from dashboards.facility.page import page
+
+    page()
+
+
+@pytest.fixture
+def site(api: Any) -> Any:
+    api.answers = answers()
+    return api
+
+
+def test_the_worst_unit_and_the_time_to_throttling_are_the_headline(site: Any) -> None:
+    text = shown(page(script))
+    assert "1 critical and 2 degraded of 13 units, 1 without data; GPUs behind CDU c2 throttle in about 9 min" in text
+    assert text.index(">CDU c2<") < text.index(">CDU c1<")
+
+
+def test_cooling_shows_flow_temperatures_pressure_pump_and_what_hangs_on_it(site: Any) -> None:
+    text = shown(page(script))
+    for part in ("193 L/min", "32.4 °C", "50.3 °C", "17.9 K", "1.98 bar", "1,063 rpm", "32 nodes", "Median of all"):
+        assert part in text
+    assert 'href="facility?entity=cdu%3Ac2"' in text
+    assert 'href="incident?id=A1"' in text
+    assert "not predictable: its GPUs do not warm" in text
+
+
+def test_power_is_shown_against_its_limit_or_says_that_there_is_none(site: Any) -> None:
+    text = shown(page(script))
+    assert '<b class="fp-share">96%</b>' in text
+    assert "no limit reported" in text
+    assert "BREAKER: TRIPPED" in text
+
+
+def test_leaks_are_listed_and_dry_detectors_counted(site: Any) -> None:
+    text = shown(page(script))
+    assert "WARNING" in text
+    assert "1 detector is dry." in text
+
+
+def test_names_are_never_markup(site: Any) -> None:
+    text = shown(page(script))
+    assert "<b>c3</b>" not in text
+    assert "&lt;b&gt;c3&lt;/b&gt;" in text
+
+
+def test_one_unit_shows_how_its_prediction_is_computed(site: Any) -> None:
+    test = page(script, entity="cdu:c2")
+    text = shown(test)
+    assert "CDU c2: GPUs throttle in about 9 min" in text
+    assert "6 K below the limit that it reports and warms by 0.65 ± 0.02 K/min (line through 10 min)" in text
+    assert "6 K ÷ 0.65 K/min = 9 min" in text
+    assert "rack%3Ar000" in text
+    asked = [query for path, query in site.asked if path == "series"]
+    assert {query["signal"][0] for query in asked} >= {"coolant.flow", "pump.speed"}
+
+
+def test_the_range_of_the_trends_is_in_the_address(site: Any) -> None:
+    page(script, entity="cdu:c2", range="24h")
+    query = next(query for path, query in site.asked if path == "series")
+    assert query["from"][0][:10] != query["to"][0][:10]
+    assert page(script, entity="cdu:c2", range="<b>").segmented_control[0].value == "1h"
+
+
+def test_a_unit_that_is_not_known_and_other_entities_are_answered(site: Any) -> None:
+    site.answers["facility"] = None
+    site.broken["facility"] = (404, b'{"detail": "unit is not known"}')
+    assert "CDU c9 is not known" in shown(page(script, entity="cdu:c9"))
+    assert "Expected a unit of cooling or power" in shown(page(script, entity="gpu:n1.0"))
+
+
+def test_no_units_says_what_to_configure(api: Any) -> None:
+    api.answers = {"facility": facility_table([])}
+    text = shown(page(script))
+    assert "No unit of cooling or power is known" in text
+    assert "[collector.redfish]" in text
+
+
+def test_without_the_api_nothing_is_called_healthy(site: Any) -> None:
+    site.answers["facility"] = facility_table([unit("cdu:c1")])
+    assert "No problem on 1 unit" in shown(page(script))
+    site.broken["facility"] = (503, b"{}")
+    snapshot._fetch_cached.clear()
+    assert "Last known: no problem on 1 unit" in shown(page(script))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"minutes": 0.0, "rate": None}, "is at the limit that it reports."),
+        ({"minutes": None, "reason": "its GPUs do not warm"}, "Not predictable: its GPUs do not warm."),
+    ],
+)
+def test_other_predictions(site: Any, changes: dict[str, Any], expected: str) -> None:
+    site.answers["facility"] = facility_table([unit("cdu:c2", throttle=prediction(**changes))])
+    assert expected in shown(page(script, entity="cdu:c2"))
+
+
+def test_a_site_of_500_units_lists_the_worst_and_counts_the_rest(site: Any) -> None:
+    site.answers["facility"] = facility_table([unit(f"pdu:p{i}") for i in range(500)])
+    text = shown(page(script))
+    assert "300 more are not listed" in text
+    assert text.count("fp-badge") < 900

@@ -1,0 +1,136 @@
+"""GET /api/v1/facility: values and state of cooling and power units, what hangs on them, and predicted throttling."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.api.facility.prediction import Margin, fit_rate, predict
+from pipeline.api.facility.routes import Facility
+from pipeline.api.facility.units import find_below
+from pipeline.model.topology import Topology
+from tests.pipeline.api.conftest import CLOCKS, NOW, StoreBackend
+from tests.pipeline.api.test_api_quality import add_device
+
+
+def units_of(client, **query: str) -> dict[str, dict[str, Any]]:
+    found = client.get("/api/v1/facility", params=query).json()
+    Facility.model_validate(found)
+    return {unit["entity"]: unit for unit in found["units"]}
+
+
+def add_heat(backend: StoreBackend, per_minute: float, left: float | None = 6.0) -> None:
+    """Ten minutes of temperatures of n1's GPUs that rise, and what is left to their limit now."""
+    with backend.database.transaction() as connection:
+        connection.execute("DELETE FROM hot_gpu")
+        for number, gpu in enumerate(CLOCKS):
+            if not gpu.startswith("gpu:n1."):
+                continue
+            connection.execute(
+                """INSERT INTO hot_gpu (time, device, temperature)
+                   SELECT make_timestamptz($now - i * 10000000), $number, 80 - i * 10 / 60.0 * $rate
+                   FROM range(60) r(i)""",
+                {"now": NOW, "number": number, "rate": per_minute},
+            )
+            connection.execute(
+                "UPDATE latest_gpu SET temperature = 80, thermal_margin = ?, slowdown_margin = 0 WHERE device = ?",
+                [left, number],
+            )
+
+
+def test_a_unit_has_its_values_and_what_hangs_on_it(client, backend) -> None:
+    add_device(backend, "power", 0, "pdu:p1", "row1", draw=105_698.0, breaker=1)
+    add_device(backend, "leak", 0, "leak_detector:r1", "row1", state=0)
+    found = units_of(client)
+    cdu = found["cdu:c1"]
+    assert cdu["values"] == {"coolant.flow": 200.0}
+    assert cdu["state"] == "ok"
+    assert cdu["below"]["racks"] == {"count": 1, "first": ["rack:r1"]}
+    assert cdu["below"]["nodes"] == {"count": 2, "first": ["node:n1", "node:n2"]}
+    assert cdu["below"]["jobs"] == {"count": 1, "first": ["job:81"]}
+    assert found["pdu:p1"]["values"] == {"power.draw": 105_698.0, "power.breaker": "tripped"}
+    assert found["pdu:p1"]["abnormal"] == ["power.breaker"]
+    assert found["leak_detector:r1"]["abnormal"] == []
+
+
+def test_a_unit_without_data_is_never_ok(client) -> None:
+    assert units_of(client)["cdu:c2"]["state"] == "no_data"  # only the topology names it
+
+
+def test_the_worst_unit_comes_first_with_its_incidents(client, open_incident) -> None:
+    open_incident("B2", "cdu:c1", "ticket")
+    open_incident("A1", "cdu:c2", "page")
+    assert [(e, u["state"], u["incidents"]) for e, u in units_of(client).items()] == [
+        ("cdu:c2", "critical", ["A1"]),
+        ("cdu:c1", "degraded", ["B2"]),
+    ]
+
+
+def test_throttling_is_predicted_from_the_margin_and_the_warming_rate(client, backend) -> None:
+    add_heat(backend, 0.5)
+    found = units_of(client)["cdu:c1"]["throttle"]
+    assert found["minutes"] == pytest.approx(12.0, rel=0.03)  # 6 K at 0.5 K/min
+    assert (found["left"], found["gpus"], found["reason"]) == (6.0, 2, "")
+    assert found["rate"] == pytest.approx(0.5, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("rate", "left", "reason"),
+    [
+        (0.0, 6.0, "its GPUs do not warm"),
+        (-0.5, 6.0, "its GPUs do not warm"),
+        (0.06, 90.0, "at this rate not within a day"),
+    ],
+)
+def test_what_cannot_be_predicted_has_a_reason(client, backend, rate: float, left: float, reason: str) -> None:
+    add_heat(backend, rate, left)
+    found = units_of(client)["cdu:c1"]["throttle"]
+    assert (found["minutes"], found["reason"]) == (None, reason)
+
+
+def test_without_a_reported_limit_nothing_is_predicted(client, backend) -> None:
+    add_heat(backend, 0.5, None)
+    found = units_of(client)["cdu:c1"]["throttle"]
+    assert (found["minutes"], found["reason"]) == (None, "the GPUs behind it report no limit (gpu.thermal_margin)")
+
+
+def test_a_gpu_at_its_limit_has_no_minutes_left() -> None:
+    assert predict([Margin("gpu:n1.0", 88.0, -1.0)], {})["minutes"] == 0.0
+
+
+def test_noise_is_no_warming() -> None:
+    rng = np.random.default_rng(1)
+    minutes = np.arange(20) * 0.5
+    predicted = 0
+    for _ in range(400):
+        line = {"gpu:n1.0": (minutes, 80 + rng.normal(0, 0.5, 20))}
+        predicted += predict([Margin("gpu:n1.0", 80.0, 6.0)], line)["minutes"] is not None
+    assert predicted <= 4  # of 400: three standard errors, one-sided
+
+
+def test_two_points_are_no_line() -> None:
+    assert math.isnan(fit_rate(np.arange(2.0), np.arange(2.0))[0])
+
+
+def test_a_part_of_a_unit_is_listed_with_it(client, backend) -> None:
+    backend.topology.merge({"outlet:p1.7": ("pdu:p1",), "pump:c1.1": ("cdu:c1",)})
+    add_device(backend, "power", 0, "outlet:p1.7", "row1", state=1)
+    assert "outlet:p1.7" not in units_of(client)
+    assert set(units_of(client, within="pdu:p1")) == {"pdu:p1", "outlet:p1.7"}
+    assert client.get("/api/v1/facility", params={"within": "cdu:<b>"}).status_code == 404
+    assert client.get("/api/v1/facility", params={"within": "node:n1"}).status_code == 400
+
+
+def test_what_hangs_on_the_units_of_a_large_fleet_is_found_quickly() -> None:
+    parents = {f"node:n{i}": (f"rack:r{i // 18}",) for i in range(12_500)}
+    parents |= {f"rack:r{i}": (f"cdu:c{i // 8}", f"pdu:p{i}") for i in range(700)}
+    parents |= {f"gpu:n{i}.{g}": (f"node:n{i}",) for i in range(12_500) for g in range(8)}
+    topology = Topology.from_checked(parents)
+    begun = time.process_time()
+    found = find_below(topology)
+    assert (len(found["cdu:c0"].nodes), len(found["pdu:p0"].nodes)) == (144, 18)
+    assert time.process_time() - begun < 2.0  # measured: 0.3 s
