@@ -10,6 +10,7 @@ from dashboards.routes import href
 from dashboards.words import amount
 
 _NUMBER = ' class="fp-num"'
+_EMPTY = " data-empty"
 
 
 def link(text: str, address: str, title: str = "") -> str:
@@ -55,10 +56,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str, captio
 
 
 def _cells(row: Sequence[str], head: Sequence[str], first: int) -> str:
-    """Returns the cells of a row. On a phone each shows the name of its column."""
-    return "".join(
-        f'<td data-head="{escape(head[i])}"{_NUMBER if i >= first else ""}>{cell}</td>' for i, cell in enumerate(row)
-    )
+    """Returns the cells of a row. On a phone each is a line with the name of its column, without the empty ones."""
+    return "".join(_cell(cell, head[i], i >= first) for i, cell in enumerate(row))
+
+
+def _cell(cell: str, name: str, is_number: bool) -> str:
+    kind = f"{_NUMBER if is_number else ''}{'' if cell else _EMPTY}"
+    return f'<td data-head="{escape(name)}"{kind}><span>{cell}</span></td>'
 
 
 def tile(number: str, word: str, below: str, tone: str, address: str = "") -> str:

@@ -35,7 +35,7 @@ def load(unit: Unit) -> tuple[float | None, str]:
     for signal, word in (("power.limit", "limit"), ("power.capacity", "capacity")):
         limit = unit.number(signal)
         if draw is not None and limit:
-            return draw / limit, f"{word} {quantity(limit, 'W')}"
+            return draw / limit, f"{word} {watts(limit)}"
     share = unit.number("power.load")
     return share, "limit" if share is not None else "no limit reported"
 
@@ -109,7 +109,7 @@ def overview(facility: Facility) -> str:
                 "degraded" if highest is not None and highest[0] > 0.9 else "none",
                 "#power",
             ),
-            linked.tile(quantity(draw, "W") if draw else "unknown", "drawn by all PDUs", "", "none", "#power"),
+            linked.tile(watts(draw) if draw else "unknown", "drawn by all PDUs", "", "none", "#power"),
         )
     )
 
@@ -131,12 +131,12 @@ def _state_tile(word: str, units: Sequence[Unit], address: str) -> str:
 def state_badge(unit: Unit) -> str:
     """Returns the badge of the unit's state."""
     tone = unit.state if unit.state in ("critical", "degraded", "watch") else "quiet"
-    return badge(NODE_STATE[unit.state].upper(), tone) + simulated_badge(unit.simulated)
+    return f"{badge(NODE_STATE[unit.state].upper(), tone)} {simulated_badge(unit.simulated)}"
 
 
 def cooling(units: Sequence[Unit]) -> str:
     """Returns the table of cooling units, the worst first, with the median of all CDUs and loops."""
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
             _throttle_cell(u.throttle),
@@ -197,6 +197,15 @@ def _value(value: float | None, unit: str) -> str:
     return '<span class="fp-unknown">not measured</span>' if value is None else escape(quantity(round(value, 2), unit))
 
 
+def watts(value: float) -> str:
+    """Returns a power in W, or from 10 kW on in kW."""
+    return f"{value / 1000:,.0f} kW" if 10_000 <= value < 1e6 else quantity(value, "W")
+
+
+def _watts(value: float | None) -> str:
+    return _value(None, "W") if value is None else escape(watts(value))
+
+
 def _throttle_cell(prediction: Prediction | None) -> str:
     if prediction is None:
         return '<span class="fp-unknown">no GPU behind it</span>'
@@ -236,7 +245,7 @@ def power(units: Sequence[Unit]) -> str:
         rows.append(
             (
                 f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
-                _value(u.number("power.draw"), "W"),
+                _watts(u.number("power.draw")),
                 (f"{_bar(share)} " if share is not None else "") + f'<span class="fp-unknown">{escape(limit)}</span>',
                 _value(u.number("power.voltage"), "V"),
                 " ".join(badge(word.upper(), "degraded") for word in words) or "normal",
@@ -277,7 +286,7 @@ def leaks(units: Sequence[Unit], now: int | None = None) -> str:
 def facts(unit: Unit, now: int) -> str:
     """Returns all current values of a unit."""
     rows = [
-        (_label(name), quantity(round(value, 3), CATALOGUE[name].unit) if isinstance(value, float) else value)
+        (_label(name), _fact(value, CATALOGUE[name].unit) if isinstance(value, float) else value)
         for name, value in unit.values.items()
         if name in CATALOGUE
     ]
@@ -290,6 +299,12 @@ def facts(unit: Unit, now: int) -> str:
     rows.append(("Last data", "never" if unit.last_seen is None else ago(unit.last_seen, now)))
     body = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in rows)
     return f'<dl class="fp-facts">{body}</dl>'
+
+
+def _fact(value: float, unit: str) -> str:
+    if unit == "W":
+        return watts(value)
+    return f"{value:.0%}" if unit == "1" else quantity(round(value, 3), unit)
 
 
 def _label(name: str) -> str:

@@ -17,6 +17,7 @@ from playwright.sync_api import sync_playwright
 from dashboards import snapshot
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import running_api
+from tests.dashboards.facility_tables import facility_table
 from tests.dashboards.quality_tables import quality_table, receivers_table
 from tests.dashboards.test_dashboard_serve import free_port, is_healthy
 
@@ -43,7 +44,7 @@ def address(api: Any) -> Iterator[str]:
 def shared_address() -> Iterator[str]:
     """Address of one dashboard for all tests that only read."""
     with running_api() as api, running_dashboard(api.url) as url:
-        api.answers = {"quality": quality_table(), "receivers": receivers_table()}
+        api.answers = {"quality": quality_table(), "receivers": receivers_table(), "facility": facility_table()}
         yield url
 
 
@@ -105,6 +106,7 @@ def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[
         ("/incident?id=A1&live=0", "[data-testid=stVegaLiteChart]"),
         ("/detectors?live=0", ".fp-detector"),
         ("/data?live=0", ".fp-row-critical"),
+        ("/facility?live=0", ".fp-linked"),
     ],
 )
 def test_a_page_opens_from_its_address_without_errors(
