@@ -27,6 +27,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("fleet", "Fleet", "grid_view"),
     PageEntry("incidents", "Incidents", "notifications"),
     PageEntry("incident", "Incident", "notifications", shown=False),
+    PageEntry("jobs", "Jobs", "account_tree"),
     PageEntry("facility", "Facility", "water_pump"),
     PageEntry("data", "Data quality", "sensors"),
     PageEntry("node", "Node", "dns", shown=False),

@@ -26,6 +26,7 @@ from pipeline.api.map_routes import map_router
 from pipeline.api.notifications import receiver_router
 from pipeline.api.people_routes import people_router
 from pipeline.api.quality.routes import quality_router
+from pipeline.api.rank_strip import strip_router
 from pipeline.api.routes import (
     incident_router,
     mute_router,
@@ -85,6 +86,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         job_router,
         act_router,
         facility_router,
+        strip_router,
     ):
         app.include_router(router)
     problem.install_handlers(app)

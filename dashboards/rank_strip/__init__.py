@@ -1,0 +1,1 @@
+"""Component: lateness of ranks over time."""

@@ -1,0 +1,61 @@
+"""The rank strip: one row per rank (or several), one column per interval, colour by lateness. One byte per cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import streamlit as st
+
+from dashboards import theme
+from dashboards.jobs.answers import Strip
+from dashboards.words import clock
+from pipeline.model.entity_names import entity_name
+from pipeline.model.records import SECOND
+
+MAX_LABELS = 8
+"""Times under the strip. Chosen: they do not touch at 390 px if every second is left out."""
+_HERE = Path(__file__).parent
+_strip = st.components.v2.component(
+    "fleetpulse.rank_strip",
+    html=(_HERE / "rank_strip.html").read_text(),
+    css=theme.css_variables(":host") + (_HERE / "rank_strip.css").read_text(),
+    js=(_HERE / "rank_strip.js").read_text(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A clicked row: its first rank, and the number of its ranks."""
+
+    row: int
+    rank: str
+
+
+def rank_strip(strip: Strip, stale: bool, highlight: str = "") -> Picked | None:
+    """Draws the strip and returns the clicked row, None without a click. highlight: a rank that is marked."""
+    picked = _strip(key="rank_strip", data=strip_data(strip, stale, highlight), on_picked_change=lambda: None).picked
+    if picked is None or not 0 <= int(picked) < strip.rows:
+        return None
+    return Picked(int(picked), strip.labels[int(picked)])
+
+
+def strip_data(strip: Strip, stale: bool, highlight: str = "") -> dict[str, object]:
+    """Returns the data of the script. Names are texts to show; levels are base64 of one byte per cell."""
+    width = int(strip.width_s * SECOND)
+    step = max(1, strip.columns // MAX_LABELS)
+    return {
+        "rows": strip.rows,
+        "columns": strip.columns,
+        "levels": strip.levels,
+        "labels": [entity_name(name).partition(" of ")[0] for name in strip.labels],
+        "perRow": strip.per_row,
+        "low": strip.low,
+        "step": strip.step,
+        "late": strip.late,
+        "times": [[i, clock(strip.start + i * width, strip.end)] for i in range(0, strip.columns, step)],
+        "start": strip.start // 1000,
+        "widthMs": width // 1000,
+        "highlight": strip.labels.index(highlight) if highlight in strip.labels else -1,
+        "stale": stale,
+    }

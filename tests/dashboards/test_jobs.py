@@ -1,0 +1,130 @@
+"""The page Jobs with a real API, without a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import snapshot
+from dashboards.jobs.answers import parse_strip
+from dashboards.jobs.page import job_of
+from dashboards.rank_strip.component import strip_data
+from tests.dashboards.jobs_tables import answers, job, job_detail, jobs_table, strip_table
+from tests.dashboards.test_dashboard_pages import page, shown
+
+
+def script() -> None:
+    from dashboards.jobs.page import page
+
+    page()
+
+
+@pytest.fixture
+def site(api: Any) -> Any:
+    api.answers = answers()
+    return api
+
+
+def test_hanging_and_slow_jobs_come_first_with_pace_and_loss(site: Any) -> None:
+    text = shown(page(script))
+    assert "4 running jobs, 1 hanging, 1 slow" in text
+    assert text.index("job 82") < text.index(">job 81") < text.index(">job 80") < text.index(">job 79")
+    for part in ("2.78 s, usually 2.1 s", "+31 %", "512 GPUs on 64 nodes", "210.4 GPU-h", "reports no steps"):
+        assert part in text
+    assert 'href="jobs?entity=job%3A81"' in text
+    assert 'href="incident?id=A1"' in text
+
+
+def test_names_of_jobs_are_never_markup(site: Any) -> None:
+    text = shown(page(script))
+    assert "<b>llama</b>" not in text
+    assert "&lt;b&gt;llama&lt;/b&gt;" in text
+
+
+@pytest.mark.parametrize(("text", "number"), [("81", 1), ("ADA", 5), ("n003", 5), ("llama", 1), ("<b>", 1), ("xyz", 0)])
+def test_the_filter_finds_id_name_user_and_node(site: Any, text: str, number: int) -> None:
+    from dashboards.jobs import markup
+    from dashboards.jobs.answers import parse_jobs
+
+    assert len(markup.find_jobs(parse_jobs(jobs_table()).jobs, text)) == number
+
+
+def test_no_job_says_where_jobs_come_from(api: Any) -> None:
+    api.answers = {"jobs": jobs_table([])}
+    text = shown(page(script))
+    assert "No job is running" in text
+    assert "docs/jobs.md" in text
+
+
+def test_hundreds_of_jobs_are_listed_and_the_rest_is_counted(api: Any) -> None:
+    api.answers = {"jobs": jobs_table([job(str(i)) for i in range(700)])}
+    assert "500 more jobs are not listed" in shown(page(script))
+
+
+def test_one_job_shows_slowdown_cause_late_ranks_nodes_and_events(site: Any) -> None:
+    text = shown(page(script, entity="job:81"))
+    assert "Job 81 (pretrain-70b): 31 % slower than usual, rank 17 is late" in text
+    for part in (
+        "cause: GPU 7 of sim-n010: thermal throttle",
+        "usually 2.1 s",
+        "121.2 per hour now",
+        "64 ranks against the median of their stage",
+        "GPU 1 of n003",
+        "1 critical and 1 no data",
+        "run ended after",
+        "checkpoint: step 7",
+    ):
+        assert part in text
+    assert "within=job%3A81" in text
+
+
+def test_a_rank_or_stage_leads_to_its_job() -> None:
+    assert [job_of(e) for e in ("job:81", "rank:81.17", "stage:a.b.3", "gpu:n1.0", "")] == [
+        "job:81",
+        "job:81",
+        "job:a.b",
+        "",
+        "",
+    ]
+
+
+def test_some_ranks_and_the_range_are_in_the_address(site: Any) -> None:
+    site.answers["rank-strip"] = {**strip_table(32), "first_rank": 64, "ranks": 16_384}
+    text = shown(page(script, entity="job:81", range="6h", first="64", ranks="32"))
+    query = next(query for path, query in site.asked if path == "rank-strip")
+    assert (query["hours"], query["first"], query["ranks"]) == (["6.0"], ["64"], ["32"])
+    assert "Ranks 64 to 95 of 16,384" in text
+    page(script, entity="job:81", first="<b>", ranks="0")
+    assert "first" not in [query for path, query in site.asked if path == "rank-strip"][-1]
+
+
+def test_an_ended_job_has_no_strip(site: Any) -> None:
+    site.answers["jobs/job:81"] = job_detail(state="ended", ended="2026-01-01T11:00:00.000000Z")
+    text = shown(page(script, entity="job:81"))
+    assert "Job 81 (pretrain-70b) has ended" in text
+    assert "Ranks over time" not in text
+
+
+def test_ranks_without_compute_time_are_not_called_in_time(site: Any) -> None:
+    site.answers["rank-strip"] = strip_table(measured=None, slow=[], late_ranks=0)
+    text = shown(page(script, entity="job:81"))
+    assert "report no compute time" in text
+    assert "No rank is late" not in text
+
+
+def test_jobs_that_are_not_known_and_an_absent_api_are_said(site: Any) -> None:
+    assert "job 9 is not known" in shown(page(script, entity="job:9"))
+    assert "Expected a job, rank or stage" in shown(page(script, entity="node:n1"))
+    site.broken["jobs"] = (503, b"{}")
+    snapshot._fetch_cached.clear()
+    text = shown(page(script))
+    assert "Jobs unknown" in text or "Last known" in text
+
+
+def test_a_strip_of_16384_ranks_is_small() -> None:
+    strip = parse_strip(strip_table(16_384))
+    data = strip_data(strip, False, "rank:81.32")
+    assert (strip.rows, strip.per_row, data["highlight"]) == (512, 32, 1)
+    assert len(str(data["levels"])) < 130_000  # base64 of 92 kB
+    assert len(data["times"]) <= 9  # type: ignore[arg-type]
