@@ -18,6 +18,7 @@ from dashboards import snapshot
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import running_api
 from tests.dashboards.facility_tables import facility_table
+from tests.dashboards.jobs_tables import answers as job_answers
 from tests.dashboards.quality_tables import quality_table, receivers_table
 from tests.dashboards.test_dashboard_serve import free_port, is_healthy
 
@@ -45,6 +46,7 @@ def shared_address() -> Iterator[str]:
     """Address of one dashboard for all tests that only read."""
     with running_api() as api, running_dashboard(api.url) as url:
         api.answers = {"quality": quality_table(), "receivers": receivers_table(), "facility": facility_table()}
+        api.answers |= job_answers()
         yield url
 
 
@@ -107,6 +109,7 @@ def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[
         ("/detectors?live=0", ".fp-detector"),
         ("/data?live=0", ".fp-row-critical"),
         ("/facility?live=0", ".fp-linked"),
+        ("/jobs?entity=job:81&live=0", ".strip canvas"),
     ],
 )
 def test_a_page_opens_from_its_address_without_errors(
