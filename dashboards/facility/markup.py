@@ -72,45 +72,43 @@ def find_soonest(units: Iterable[Unit]) -> Unit | None:
 
 def overview(facility: Facility) -> str:
     """Returns the figures at the top."""
-    cooling = [u for u in facility.units if u.kind in COOLING]
     power = [u for u in facility.units if u.kind in POWER]
-    leaks = [u for u in facility.units if u.kind == "leak_detector"]
-    wet = [u for u in leaks if u.values.get("leak.state") in ("warning", "critical")]
-    blind = sum(u.state == "no_data" or "leak.state" not in u.values for u in leaks)
-    soonest = find_soonest(facility.units)
-    at_risk = soonest.nodes.count if soonest else 0
-    loads = [(share, u) for u in power if (share := load(u)[0]) is not None]
-    highest = max(loads, key=lambda pair: pair[0], default=None)
     draw = sum(u.number("power.draw") or 0 for u in power if u.kind == "pdu")
     return linked.tiles(
         (
-            _state_tile("cooling units ok", cooling, "#cooling"),
-            linked.tile(
-                "none" if soonest is None else _short_minutes(soonest),
-                "to throttling" if soonest else "throttling predicted",
-                f"{entity_name(soonest.entity)}, {amount(at_risk, 'node', 'nodes')}" if soonest else "",
-                "critical" if soonest and ((soonest.throttle and soonest.throttle.minutes) or 0) < SOON else "none",
-                "#cooling",
-            ),
-            linked.tile(
-                f"{len(wet):,}",
-                "leaks",
-                f"{len(leaks):,} detectors" + (f", {blind:,} without data" if blind else "")
-                if leaks
-                else "no detector",
-                "critical" if wet else "watch" if blind else "none",
-                "#leaks",
-            ),
+            _state_tile("cooling units ok", [u for u in facility.units if u.kind in COOLING], "#cooling"),
+            _throttle_tile(find_soonest(facility.units)),
+            _leak_tile([u for u in facility.units if u.kind == "leak_detector"]),
             _state_tile("power units ok", power, "#power"),
-            linked.tile(
-                "unknown" if highest is None else f"{highest[0]:.0%}",
-                "highest load",
-                "no limit is reported" if highest is None else entity_name(highest[1].entity),
-                "degraded" if highest is not None and highest[0] > 0.9 else "none",
-                "#power",
-            ),
+            _load_tile(power),
             linked.tile(watts(draw) if draw else "unknown", "drawn by all PDUs", "", "none", "#power"),
         )
+    )
+
+
+def _throttle_tile(soonest: Unit | None) -> str:
+    if soonest is None or soonest.throttle is None:
+        return linked.tile("none", "throttling predicted", "", "none", "#cooling")
+    below = f"{entity_name(soonest.entity)}, {amount(soonest.nodes.count, 'node', 'nodes')}"
+    tone = "critical" if (soonest.throttle.minutes or 0) < SOON else "none"
+    return linked.tile(_short_minutes(soonest), "to throttling", below, tone, "#cooling")
+
+
+def _leak_tile(detectors: Sequence[Unit]) -> str:
+    wet = [u for u in detectors if u.values.get("leak.state") in ("warning", "critical")]
+    blind = sum(u.state == "no_data" or "leak.state" not in u.values for u in detectors)
+    below = f"{len(detectors):,} detectors" + (f", {blind:,} without data" if blind else "")
+    tone = "critical" if wet else "watch" if blind else "none"
+    return linked.tile(f"{len(wet):,}", "leaks", below if detectors else "no detector", tone, "#leaks")
+
+
+def _load_tile(power: Sequence[Unit]) -> str:
+    loads = [(share, u.entity) for u in power if (share := load(u)[0]) is not None]
+    if not loads:
+        return linked.tile("unknown", "highest load", "no limit is reported", "none", "#power")
+    share, entity = max(loads)
+    return linked.tile(
+        f"{share:.0%}", "highest load", entity_name(entity), "degraded" if share > 0.9 else "none", "#power"
     )
 
 
