@@ -281,7 +281,8 @@ class CauseRules:
         for case in cases:
             suspects = {c.entity: self.find_suspect(c.entity) for c in case.conditions.values()}
             own = self.solver.weigh([case], case.incident.cause) if kind_of(case.incident.cause) in FACTOR_KINDS else []
-            made.append(assess(case, suspects, own, found))
+            placed = any(self.index.is_placed(e) for e in {case.incident.cause, *suspects})
+            made.append(assess(case, suspects, own, found, placed))
         return made
 
     def _propose_below_causes(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> list[MergeProposal]:

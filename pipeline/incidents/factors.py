@@ -67,6 +67,7 @@ FACTOR_KINDS: Mapping[str, FactorKind] = {
 }
 """Kind -> what it does. A prior that is ten times wrong changes the answer by a third of a member."""
 _CONTAINERS = frozenset({"rack", "row", "cdu", "pdu", "pod"})
+_PLACES = _CONTAINERS | {"leaf", "rail", "loop"}
 _VERSIONS: Mapping[str, frozenset[str]] = {
     "node": frozenset({"nvidia_driver", "kernel", "bios_version", "mlx5_core_driver", "operating_system", "agent"}),
     "gpu": frozenset({"driver", "vbios", "gsp_firmware"}),
@@ -242,6 +243,13 @@ class FactorIndex:
                 above += (node, *(e for e in self.above_node(node) if kind_of(e) not in ("version", "change")))
             known = self._chains[base] = tuple(dict.fromkeys((base, *above)))
         return known
+
+    def is_placed(self, entity: str) -> bool:
+        """Returns whether the topology says what an entity shares with others, or there are no others."""
+        if self.number["node"] == 1 or entity in self.units:
+            return True
+        node = self.node_of(entity) or entity
+        return any(kind_of(e) in _PLACES for e in (*self.topology.ancestors(node), *self.topology.ancestors(entity)))
 
     def software_of(self, entity: str) -> tuple[str, ...]:
         """Returns the versions and recent changes of the node of an entity."""

@@ -126,7 +126,7 @@ def test_each_incident_says_how_sure_its_cause_is_and_what_else_was_weighed() ->
     case.report_findings(*nodes(range(8)), found("gpu:n60.0", "sdc"))
     rack, gpu = sorted(case.desk.incidents.values(), key=lambda i: i.cause, reverse=True)
     assert rack.confidence is not None
-    assert 0.9 <= rack.confidence < 1
+    assert 0.7 <= rack.confidence < 1
     assert (rack.explanation["basis"], gpu.explanation["basis"]) == (SHARED, ALONE)
     others = rack.explanation["alternatives"]
     assert {"cdu:c0", "row:a"} <= {other["cause"] for other in others}
@@ -148,3 +148,13 @@ def test_a_restart_keeps_confidence_and_explanation() -> None:
     again.restore(case.desk.snapshot())
     before, after = (desk.incidents.popitem()[1] for desk in (case.desk, again))
     assert (after.confidence, after.explanation) == (before.confidence, before.explanation)
+
+
+@pytest.mark.parametrize(
+    ("topology", "confidence"),
+    [(hall(), 0.94), (Topology(), 0.3), (Topology({"node:n1": (), "gpu:n1.0": ("node:n1",)}), 0.94)],
+)
+def test_where_no_topology_says_what_devices_share_a_page_is_not_sure(topology: Topology, confidence: float) -> None:
+    case = Case(topology)
+    case.report_findings(found("gpu:n1.0", "xid"))
+    assert case.only().confidence == confidence
