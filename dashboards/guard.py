@@ -9,13 +9,29 @@ from __future__ import annotations
 import asyncio
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host, parse_host_header
 
+HOME = "/fleet"
+"""Address of the first page beside the one at /."""
+POLICY = {
+    "default-src": "'self'",
+    "script-src": "'self' 'unsafe-inline' 'unsafe-eval' blob: data:",  # Streamlit's page, charts (Vega), our components
+    "style-src": "'self' 'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "worker-src": "'self' blob:",
+    "connect-src": "'self'",
+    "object-src": "'none'",
+    "base-uri": "'self'",
+    "form-action": "'self'",
+    "frame-ancestors": "'none'",
+}
+"""What pages may load: nothing from elsewhere. Scripts are as strict as Streamlit allows."""
 HEADERS = {
-    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -42,7 +58,11 @@ class Guard:
             else:
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason[:120]})
             return
-        answer = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
+        answer: ASGIApp = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
+        if reason is None and scope["path"].endswith(HOME) and scope["method"] == "GET":
+            # Streamlit serves its first page only at /, but links name all pages alike
+            query = scope["query_string"].decode("latin-1")
+            answer = RedirectResponse(f"./?{query}" if query else "./", 302)
         await answer(scope, receive, _with_headers(send))
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -106,8 +106,18 @@ def test_a_websocket_is_checked_too(port: int) -> None:
 def test_responses_forbid_frames(port: int, path: str) -> None:
     for host in (f"127.0.0.1:{port}", "evil.example.org"):
         head = get_head(port, host, path=path)[1]
-        assert "content-security-policy: frame-ancestors 'none'" in head
+        policy = next(line for line in head.splitlines() if line.startswith("content-security-policy: "))
+        assert "frame-ancestors 'none'" in policy
+        assert "default-src 'self'" in policy
+        assert "http" not in policy
         assert "x-frame-options: deny" in head
+
+
+def test_the_address_of_the_first_page_by_its_name_leads_to_it(port: int) -> None:
+    status, head = get_head(port, f"127.0.0.1:{port}", path="/fleet?within=rack%3Ar1")
+    assert status == 302
+    assert "location: ./?within=rack%3ar1" in head
+    assert get_head(port, f"127.0.0.1:{port}", path="/fleet?//evil.example.org")[1].count("location: ./?") == 1
 
 
 def test_allowed_hosts_come_from_the_configuration() -> None:
