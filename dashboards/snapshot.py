@@ -79,6 +79,16 @@ def make_client(headers: tuple[tuple[str, str], ...] = ()) -> Client:
     return Client(os.environ.get(API_URL) or DEFAULT_URL, token, headers=headers)
 
 
+def api_url() -> str:
+    """Returns the address of the API, for somebody with access: every read of a page begins here.
+
+    Somebody whose login ended sees no more data: the page then starts again, at the login.
+    """
+    if isinstance(identity.current(), identity.Stranger):
+        st.rerun(scope="app")
+    return make_client().url
+
+
 def _writer(path: str, body: Mapping[str, Any]) -> Client:
     """Returns a client that writes for the person at the page. Raises ApiError (401, 403) if that person may not.
 
@@ -135,13 +145,8 @@ def _fetch_cached(
 
 
 def _fetch(what: str, *arguments: Any, parse: Callable[[Mapping[str, Any]], Any] | None = None) -> CachedAnswer[Any]:
-    """Returns a cached response. One older than three intervals (no viewer since) is replaced first.
-
-    Somebody whose login ended sees no more data: the page then starts again, at the login.
-    """
-    if isinstance(identity.current(), identity.Stranger):
-        st.rerun(scope="app")
-    url = make_client().url
+    """Returns a cached response. One older than three intervals (no viewer since) is replaced first."""
+    url = api_url()
     answer = _fetch_cached(url, what, arguments, parse)
     if now() - answer.fetched > 3 * INTERVAL_S * SECOND and not answer.error:
         _fetch_cached.clear(url, what, arguments, parse)

@@ -63,7 +63,7 @@ def fetch_history(
     parse: Callable[[Mapping[str, Any]], T], path: str, moving: Sequence[str], /, **query: str | Sequence[str]
 ) -> CachedAnswer[T]:
     """Returns cached history. On an error, the last response that differs at most in the parameters `moving`."""
-    pairs, url = query_pairs(query), snapshot.make_client().url
+    pairs, url = query_pairs(query), snapshot.api_url()
     try:
         answer: CachedAnswer[T] = _read_history(url, parse, path, pairs)
     except ApiError as error:

@@ -101,7 +101,7 @@ def draw() -> None:
     with right:
         _draw_schema()
     if asked.strip():
-        _draw_result(run(snapshot.make_client().url, asked))
+        _draw_result(run(snapshot.api_url(), asked))
 
 
 def _write_query() -> None:
@@ -110,7 +110,7 @@ def _write_query() -> None:
 
 def _run_again() -> None:
     """Reads the rows again, although the query did not change."""
-    run.clear(snapshot.make_client().url, st.query_params.get("sql", ""))
+    run.clear(snapshot.api_url(), st.query_params.get("sql", ""))
 
 
 def _write_example() -> None:
@@ -139,7 +139,7 @@ def _draw_schema() -> None:
     name = st.selectbox("Tables and columns", tables, key="sql-table")
     rows = columns_of(str(name))
     if not rows:
-        found = run(snapshot.make_client().url, f'FROM "{name}" LIMIT 0').table
+        found = run(snapshot.api_url(), f'FROM "{name}" LIMIT 0').table
         rows = [] if found is None else [(f.name, str(f.type), "") for f in found.schema]
     body = "".join(f"<tr><td>{escape(c)}</td><td>{escape(u)}</td><td>{escape(h)}</td></tr>" for c, u, h in rows)
     table = f'<table class="fp-table"><tbody>{body}</tbody></table>' if body else "Columns are not known now."
