@@ -18,6 +18,7 @@ from pipeline.api import tokens
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.incidents.handover import format_handover
+from pipeline.model.entity_names import entity_name
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso, iso
 
@@ -37,11 +38,21 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
     """Returns incidents (unresolved, of a state, or all), or one with its history, and the columns for people."""
     if given.verb == "show":
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
-        return ([found], ()) if given.output != "table" else (found["history"], HISTORY)
+        return ([found], ()) if given.output != "table" else ([*found["history"], *_impact_rows(found)], HISTORY)
     state = f"?state={given.state}" if given.state else ""
     rows = _get(config, f"/incidents{state}")["incidents"]
     kept = rows if given.state or given.all else [row for row in rows if row["resolved"] is None]
     return [_with_person(row) for row in kept], INCIDENTS
+
+
+def _impact_rows(incident: Mapping[str, Any]) -> Rows:
+    """Returns who suffers from an incident now, and what is known of each job, as the last rows of its history."""
+    impact = incident["impact"]
+    if impact is None or not impact["text"]:
+        return []
+    row = {"number": "", "time": impact["as_of"], "kind": "impact", "actor": "", "comment": impact["text"]}
+    jobs = [{**row, "comment": f"{entity_name(job['job'])}: {job['basis']}"} for job in impact["jobs"]]
+    return [row, *jobs]
 
 
 def run_act(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:

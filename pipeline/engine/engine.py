@@ -357,7 +357,8 @@ class Engine:
         self, connection: duckdb.DuckDBPyConnection, findings: Sequence[Finding], changes: Sequence[Change], time: int
     ) -> Sequence[ledger.Payload]:
         """Writes changes as people see them, with their impact, alerts and the life after them; returns the alerts."""
-        self.impact.publish(changes, findings, self._pending.end, lambda id_: load_losses(connection, id_))
+        judged = self._pending.end if self._pending.end > 0 else self.clock()  # nothing is evaluated yet
+        self.impact.publish(changes, findings, judged, lambda id_: load_losses(connection, id_))
         payloads = self._enqueue(changes, self.clock())
         ledger.write_changes(connection, findings, changes, payloads, time)
         self._impact_rows.write(connection, self.clock())

@@ -100,7 +100,6 @@ class JobBook:
             pace.append(minute)
             pace.first_at, pace.moved_at = pace.first_at or minute.time, minute.time + MINUTE
         self._refresh(time)
-        self.changed.clear()
 
     def _read_events(self, instant: Instant) -> None:
         for event in instant.events:

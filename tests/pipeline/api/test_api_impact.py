@@ -1,0 +1,96 @@
+"""The impact of incidents and the jobs, over the API, on a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+
+from pipeline.api.impact_models import JobDetail, Jobs
+from pipeline.api.models import IncidentDetail, Incidents
+from pipeline.api.server import create_app
+from pipeline.commands.pipeline import PipelineBackend
+from pipeline.config.sections import Config
+from pipeline.model.records import SECOND
+from pipeline.store.latest import CurrentValues
+from tests.pipeline.api.conftest import InProcess
+from tests.pipeline.api.test_api_people import Service
+from tests.pipeline.living import MINUTE, LivingSite
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[LivingSite]:
+    made = LivingSite(tmp_path / "store.duckdb")
+    yield made
+    made.database.close()
+
+
+Get = Callable[[str], httpx.Response]
+
+
+class Backend(PipelineBackend):
+    """The backend of a site whose ingest has read nothing."""
+
+    def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
+        return CurrentValues({}, {}, np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+    def list_unready_reasons(self) -> list[str]:
+        return []
+
+    def read_health(self) -> Any:
+        return {"watermark": None, "stalled": False}
+
+    def read_revision(self) -> object:
+        return object()
+
+
+@pytest.fixture
+def get(site: LivingSite) -> Get:
+    app = create_app(Backend(cast(Any, Service)(site)), Config(), lambda: site.now)
+    client = httpx.Client(transport=InProcess(app), base_url="http://127.0.0.1:8600/api/v1")
+    return lambda path: client.get(path)
+
+
+def test_an_incident_says_which_rank_and_job_it_reaches_from_its_first_alert_to_its_end(
+    site: LivingSite, get: Get
+) -> None:
+    id_ = site.report("gpu:n0.0")
+    detail = IncidentDetail.model_validate(get(f"/incidents/{id_}").json())
+    assert detail.impact is not None
+    assert [(j.job, j.state, j.rank_names) for j in detail.impact.jobs] == [("job:1", "unknown", ["rank:1.0"])]
+    assert detail.impact.text == "reaches 1 rank of job 1, slowdown not measured"
+    (listed,) = Incidents.model_validate(get("/incidents").json()).incidents
+    assert listed.impact is not None
+    assert (listed.impact.gpus, listed.impact.jobs, listed.impact.lost_gpu_hours) == (1, 1, 0.0)
+    site.clear("gpu:n0.0")
+    site.wait(15)
+    assert site.state(id_) == "resolved"
+    after = IncidentDetail.model_validate(get(f"/incidents/{id_}").json()).impact
+    assert after is not None
+    assert after.jobs == detail.impact.jobs
+
+
+def test_jobs_are_listed_with_their_ranks_pace_and_open_incidents(site: LivingSite, get: Get) -> None:
+    backend_now = site.now
+    pace = site.engine.impact.jobs
+    with site.database.transaction() as connection:
+        for i in range(5):
+            values = ["job:1", backend_now - (5 - i) * MINUTE, 1.5, 40.0, 2 * SECOND]
+            connection.execute("INSERT INTO job_pace VALUES ($1, make_timestamptz($2::BIGINT), $3, $4, $5)", values)
+    assert set(pace.jobs) == {"job:1"}
+    id_ = site.report("gpu:n0.0")
+    (job,) = Jobs.model_validate(get("/jobs?running=true").json()).jobs
+    assert (job.job, job.state, job.gpus, job.ranks, job.nodes) == ("job:1", "running", 1, 1, ["node:n0"])
+    assert (job.incidents, job.step_time, job.slowdown) == ([id_], None, None)
+    for name in ("1", "job:1"):
+        found = JobDetail.model_validate(get(f"/jobs/{name}").json())
+        assert [(r.rank, r.gpu, r.node, r.slowdown) for r in found.rank_list] == [
+            ("rank:1.0", "gpu:n0.0", "node:n0", None)
+        ]
+        assert [m.step_time for m in found.history] == [1.5] * 5
+        assert [(i.id, i.state) for i in found.harmed_by] == [(id_, "unknown")]
+    assert get("/jobs/none").status_code == 404
