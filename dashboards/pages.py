@@ -35,6 +35,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("explore", "Explore", "monitoring"),
     PageEntry("data", "Data quality", "sensors"),
     PageEntry("detectors", "Detectors", "troubleshoot"),
+    PageEntry("acts", "Acts", "gavel"),
     PageEntry("silences", "Silences", "notifications_off"),
     PageEntry("handover", "Handover", "sync_alt"),
     PageEntry("audit", "Audit", "fact_check"),

@@ -10,7 +10,7 @@ from dashboards.evidence import peers_chart
 from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF
 from dashboards.theme import PALETTES
-from dashboards.views import muting, parts
+from dashboards.views import acts, muting, parts
 from dashboards.views.response import draw_actions
 from dashboards.words import STATE, age, amount, clock, plain, signal_name
 from pipeline.model.entity_names import entity_name
@@ -18,10 +18,6 @@ from pipeline.model.records import SECOND, Incident
 
 RANGES = {"Onset": 0.0, "6 h": 6 * 3600.0, "24 h": 86_400.0, "7 d": 7 * 86_400.0}
 """Time ranges of the chart (s); 0: around the onset. Chosen."""
-ACTS = (
-    "Acts on machines (hold, drain, reset) are not a part of this page yet: no plan, no guards, no approvals. "
-    "Fleetpulse changes nothing on a machine."
-)
 
 
 def page() -> None:
@@ -99,7 +95,15 @@ def _answers(detail: IncidentDetail, now: int) -> None:
     cause = markup.facts(cause_and_impact.cause_rows(detail))
     st.html(markup.section("Cause") + f'<div class="fp-narrow">{cause}</div>')
     st.html(markup.section("Delivery status") + _delivery(detail, now))
-    st.html(markup.section("Acts", "plan, guards, approval") + markup.notice(ACTS))
+    acts.draw_of_incident(detail.incident.id, "\n".join(nodes_of(detail.incident)))
+
+
+def nodes_of(incident: Incident) -> list[str]:
+    """Returns the names of the nodes that the cause is, or is a part of; none for a group."""
+    kind, _, name = incident.cause.partition(":")
+    if kind == "node":
+        return [name]
+    return [name.rpartition(".")[0]] if kind in ("gpu", "port", "nic", "nvlink") else []
 
 
 def _action(detail: IncidentDetail) -> str:

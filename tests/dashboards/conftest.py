@@ -328,6 +328,8 @@ class Api:
             return 200, json.dumps(self.share).encode()
         if path == "sql":
             return self.sql
+        if path.startswith("acts"):
+            return 200, json.dumps(self.answers["acts/ACT-1"]).encode()
         if path.startswith("mutes"):
             return self._handle_mute(path, body)
         if path.startswith(("silences", "maintenance")):

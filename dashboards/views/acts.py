@@ -1,0 +1,239 @@
+"""`/acts?id=`: acts on machines: what waits for approval, one plan with its guards, approve, cancel, propose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from dashboards import markup, routes, snapshot
+from dashboards.act_answers import Act, ActList, Plan, parse_act, parse_acts
+from dashboards.acting import Outcome
+from dashboards.client import ApiError
+from dashboards.links import Link, Text, entity_link, incident_link
+from dashboards.views import parts
+from dashboards.views.silencing import draw_right
+from dashboards.words import ago, amount, clock, joined
+
+_RESULT = "fleetpulse.acts.result"
+MAX_OVER = 50
+"""Acts that are over, the newest. Chosen."""
+HARD = frozenset({"evict", "reset", "reboot"})
+"""Verbs without an undo: the approver types the node's name."""
+WAITING = ("proposed", "planned", "awaiting_approval", "approved", "executing", "executed", "verifying")
+STATE_TONES: Mapping[str, str] = {"awaiting_approval": "degraded", "failed": "critical", "refused": "critical"}
+
+
+def page() -> None:
+    """Draws the list, or the act in the address."""
+    identity = st.query_params.get("id", "").strip()
+    parts.draw_refreshing(lambda: _draw_one(identity) if identity else _draw_list())
+
+
+# --- the list -------------------------------------------------------------------------------------------
+
+
+def _draw_list() -> None:
+    answer = snapshot.fetch(parse_acts, "acts")
+    found, now = answer.value, snapshot.now()
+    parts.draw_head("Acts" if found is None else headline(found), [], "", answer, of_now=found is not None)
+    parts.draw_error(answer)
+    _draw_result()
+    if found is None:
+        return
+    if found.breaker:
+        st.html(markup.notice(f"{found.breaker}. People still may act.", "critical", "Policies are stopped."))
+    st.html(markup.empty("Modes: " + ", ".join(f"{verb} {mode}" for verb, mode in found.modes.items())))
+    with st.popover("Propose an act", key="acts-new", type="primary"):
+        draw_form("acts-new", "", found.modes)
+    head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
+    open_ = [act for act in found.acts if act.state in WAITING]
+    st.html(markup.section("Not over", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
+    held = [act for act in found.acts if act.in_force and act.state == "verified"]
+    st.html(markup.section("Holds in force", f"{len(held):,}"))
+    st.html(markup.table(head, act_rows(held, now), "No node is held here."))
+    over = [act for act in found.acts if act not in open_ and act not in held][:MAX_OVER]
+    st.html(markup.section("Over", f"the newest {MAX_OVER}") + markup.table(head, act_rows(over, now), "None."))
+
+
+def headline(found: ActList) -> str:
+    """Returns what waits for a person."""
+    waiting = sum(act.state == "awaiting_approval" for act in found.acts)
+    return f"{amount(waiting, 'act awaits', 'acts await')} approval" if waiting else "No act awaits approval"
+
+
+def act_rows(acts: list[Act], now: int) -> list[tuple[Text, ...]]:
+    """Returns one row per act."""
+    return [
+        (
+            Link(act.text, routes.href("acts", id=act.id), act.id),
+            state_text(act),
+            act.requested_by,
+            incident_link(act.incident) if act.incident else "",
+            ago(act.created, now),
+            act.outcome or act.reason,
+        )
+        for act in acts
+    ]
+
+
+def state_text(act: Act) -> str:
+    """Returns the state in words; a dry run says so."""
+    state = act.state.replace("_", " ")
+    return f"{state} (dry run)" if act.mode == "dry-run" else state
+
+
+# --- one act --------------------------------------------------------------------------------------------
+
+
+def _draw_one(identity: str) -> None:
+    answer = snapshot.fetch(parse_act, f"acts/{snapshot.quoted(identity)}")
+    act, now = answer.value, snapshot.now()
+    if act is None:
+        parts.draw_head(f"Act {identity}", [], "", answer)
+        parts.draw_error(answer)
+        return
+    badges = [markup.badge(state_text(act).upper(), STATE_TONES.get(act.state, "quiet"))]
+    parts.draw_head(f"{act.text}: {act.reason}", badges, subtitle(act, now), answer)
+    parts.draw_error(answer)
+    _draw_result()
+    targets: list[Text] = [entity_link(target) for target in act.targets]
+    if act.incident:
+        targets.append(incident_link(act.incident))
+    st.html(markup.chips([*targets, Link("All acts", routes.href("acts"))]))
+    if act.outcome:
+        st.html(markup.notice(act.outcome, "critical" if act.state in ("failed", "refused") else "degraded"))
+    if act.plan is None:
+        st.html(markup.notice("Not planned yet. The executor plans it; is `fleetpulse executor` running?", "degraded"))
+    else:
+        _draw_plan(act, act.plan)
+    _draw_buttons(act)
+    rows = [(clock(time, now), state.replace("_", " "), who, said) for time, state, who, said in act.history]
+    st.html(markup.section("History") + markup.table(("Time", "State", "User", "Comment"), rows, ""))
+
+
+def subtitle(act: Act, now: int) -> str:
+    """Returns id, requester, times and approvals."""
+    given = f"approved by {joined([who for who, _ in act.approvals])}" if act.approvals else ""
+    until = f"expires {clock(act.expires, now)}" if act.state in ("awaiting_approval", "approved") else ""
+    return " · ".join(filter(None, (act.id, f"requested by {act.requested_by} {ago(act.created, now)}", given, until)))
+
+
+def _draw_plan(act: Act, plan: Plan) -> None:
+    st.html(markup.section("Commands", "exactly what the executor runs") + markup.facts(_command_rows(plan)))
+    rows = [(g.name.replace("_", " "), g.now, g.limit, guard_result(g.passed, g.overridable)) for g in plan.guards]
+    failing = sum(not guard.passed for guard in plan.guards)
+    note = f"{failing} of {len(plan.guards)} fail" if failing else f"all {len(plan.guards)} pass"
+    st.html(markup.section("Guards", note) + markup.table(("Guard", "Now", "Limit", "Result"), rows, ""))
+    jobs = [(entity_link(f"job:{job}", job), str(nodes), str(gpus), account) for job, nodes, gpus, account in plan.jobs]
+    st.html(markup.section("Jobs on these nodes"))
+    st.html(markup.table(("Job", "Nodes", "GPUs", "Account"), jobs, "No job runs on these nodes."))
+    if act.state == "awaiting_approval" and plan.people > 1:
+        st.html(markup.notice(f"Two people must stand behind it: {'; '.join(plan.people_why)}.", "degraded"))
+
+
+def _command_rows(plan: Plan) -> list[tuple[str, Text]]:
+    return [(f"{number}", command) for number, command in enumerate(plan.commands, 1)]
+
+
+def guard_result(passed: bool, overridable: bool) -> str:
+    """Returns the result of a guard in words."""
+    return "pass" if passed else "FAIL: two people may override it" if overridable else "FAIL: nobody may override it"
+
+
+def _draw_buttons(act: Act) -> None:
+    """Draws approve and cancel; both are checked again by the API."""
+    if act.state not in ("proposed", "planned", "awaiting_approval", "approved"):
+        return
+    st.html(markup.section("Decision"))
+    if not draw_right(f"acts/{act.id}/approve"):
+        return
+    st.text_input("Comment", key="act-comment", placeholder="What you checked")
+    if act.verb in HARD and act.state == "awaiting_approval":
+        name = act.targets[0].partition(":")[2]
+        st.text_input(f"Type the name of the node ({name}): this cannot be undone", key="act-typed")
+    row = st.container(horizontal=True)
+    if act.state == "awaiting_approval" and act.plan is not None:
+        row.button("Approve this plan", type="primary", key="act-approve", on_click=_approve, args=(act,))
+        with row.popover("Break-glass", key="act-glass"):
+            text = "For one administrator alone on call, one node an hour. Everybody is told, and it is reviewed."
+            st.html(markup.notice(text, "critical"))
+            st.button("Approve alone", key="act-glass-now", on_click=_approve, args=(act, True))
+    row.button("Cancel act", key="act-cancel", on_click=_cancel, args=(act,))
+
+
+def _approve(act: Act, break_glass: bool = False) -> None:
+    body = {
+        "plan": act.plan.hash if act.plan else "",
+        "comment": str(st.session_state.get("act-comment") or ""),
+        "typed": str(st.session_state.get("act-typed") or "").strip(),
+        "break_glass": break_glass,
+    }
+    _send(f"acts/{snapshot.quoted(act.id)}/approve", body, "Approved. The executor begins within seconds.")
+
+
+def _cancel(act: Act) -> None:
+    body = {"comment": str(st.session_state.get("act-comment") or "")}
+    _send(f"acts/{snapshot.quoted(act.id)}/cancel", body, "Cancelled. Nothing was done.")
+
+
+# --- proposing ------------------------------------------------------------------------------------------
+
+
+def draw_form(key: str, incident: str, modes: Mapping[str, str], nodes: str = "") -> None:
+    """Draws the form of a new act; verbs that are off are not offered."""
+    verbs = [verb for verb, mode in modes.items() if mode != "off"]
+    if not verbs:
+        st.html(markup.notice("All verbs are off: see [acts] in the configuration."))
+        return
+    if not draw_right("acts"):
+        return
+    st.selectbox("Act", verbs, key=f"{key}-verb", format_func=lambda verb: f"{verb} ({modes[verb]})")
+    st.text_area("Nodes, one a line", nodes, key=f"{key}-nodes", placeholder="n042", height=70)
+    st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
+    st.text_input("Reason", key=f"{key}-reason", placeholder="Why, for whoever approves it")
+    st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(key, incident))
+
+
+def _propose(key: str, incident: str) -> None:
+    state = st.session_state
+    names = str(state.get(f"{key}-nodes") or "").split()
+    body: dict[str, Any] = {
+        "verb": state.get(f"{key}-verb"),
+        "targets": [name if ":" in name else f"node:{name}" for name in names],
+        "reason": str(state.get(f"{key}-reason") or "").strip(),
+        "incident": incident,
+        "when": state.get(f"{key}-when") or "now",
+    }
+    if not names or not body["reason"]:
+        state[_RESULT] = Outcome("degraded", "Enter at least one node, and a reason.", False)
+        return
+    _send("acts", body, "Proposed. The executor plans it within seconds.")
+
+
+def _send(path: str, body: Mapping[str, Any], done: str) -> None:
+    try:
+        made = snapshot.send(parse_act, path, body)
+        st.session_state[_RESULT] = Outcome("quiet", f"{made.id}: {done}", True)
+    except ApiError as error:
+        st.session_state[_RESULT] = Outcome("critical", f"Nothing changed. {error}", False)
+
+
+def _draw_result() -> None:
+    if outcome := st.session_state.get(_RESULT):
+        st.html(markup.notice(outcome.text, outcome.tone))
+
+
+def draw_of_incident(incident: str, nodes: str) -> None:
+    """Draws the acts of an incident, and the form of a new one, for the page of the incident."""
+    found = snapshot.fetch(parse_acts, "acts", incident=incident).value
+    st.html(markup.section("Acts", "plan, guards, approval"))
+    if found is None:
+        st.html(markup.notice("Acts unavailable."))
+        return
+    rows = [row[:3] for row in act_rows(list(found.acts), snapshot.now())]
+    st.html(markup.table(("Act", "State", "Requested by"), rows, "No act was proposed for this incident."))
+    with st.popover("Plan an act", key="incident-act"):
+        draw_form("incident-act", incident, found.modes, nodes)
+    _draw_result()

@@ -1,0 +1,173 @@
+"""The page of acts: what waits, one plan with guards, who may approve, and the acts of an incident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import identity
+from dashboards.act_answers import parse_act, parse_acts
+from dashboards.identity import Person
+from dashboards.views.acts import guard_result, headline, state_text, subtitle
+from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import NOW
+from tests.dashboards.test_dashboard_pages import page, shown
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def acts_script() -> None:
+    from dashboards.views import acts
+
+    acts.page()
+
+
+def incident_script() -> None:
+    from dashboards.views import incident
+
+    incident.page()
+
+
+def act_table(**more: Any) -> dict[str, Any]:
+    """One act as in the API."""
+    guards = [
+        {
+            "name": "nodes_out_per_rack",
+            "now": "3 out in r0",
+            "limit": "at most 2",
+            "passed": False,
+            "overridable": True,
+        },
+        {"name": "owner", "now": "held here", "limit": "held here", "passed": True, "overridable": False},
+    ]
+    plan = {
+        "hash": "a" * 64,
+        "commands": ["scontrol update NodeName=n042 State=DRAIN"],
+        "guards": guards,
+        "jobs": [{"job": "81", "nodes": 16, "gpus": 128, "account": "team"}],
+        "before": {"n042": "IDLE"},
+        "people": 2,
+        "people_why": ["overrides the guard nodes_out_per_rack"],
+    }
+    made = {
+        "id": "ACT-1",
+        "text": "hold n042",
+        "verb": "hold",
+        "state": "awaiting_approval",
+        "mode": "on",
+        "targets": ["node:n042"],
+        "requested_by": "alice",
+        "reason": "corrupts data",
+        "incident": "A1",
+        "created": iso(NOW - 60 * SECOND),
+        "expires": iso(NOW + 3600 * SECOND),
+        "in_force": False,
+        "plan": plan,
+        "approvals": [],
+        "result": {},
+        "history": [{"number": 1, "time": iso(NOW), "state": "proposed", "actor": "alice", "comment": "corrupts data"}],
+    }
+    return made | more
+
+
+@pytest.fixture
+def acts(api: Any) -> Any:
+    api.answers["acts"] = {"acts": [act_table()], "breaker": None, "modes": {"hold": "on", "evict": "off"}}
+    api.answers["acts/ACT-1"] = act_table()
+    return api
+
+
+def test_the_list_says_what_waits_and_leads_to_each_act(acts: Any) -> None:
+    text = shown(page(acts_script))
+    assert "1 act awaits approval" in text
+    assert 'href="acts?id=ACT-1' in text
+    assert "Modes: hold on, evict off" in text
+
+
+def test_an_open_breaker_is_the_first_thing_on_the_page(acts: Any) -> None:
+    acts.answers["acts"]["breaker"] = "3 acts failed within an hour"
+    assert "Policies are stopped." in shown(page(acts_script))
+
+
+def test_one_act_shows_commands_guards_jobs_and_how_many_people_must_approve(acts: Any) -> None:
+    text = shown(page(acts_script, id="ACT-1"))
+    for wanted in (
+        "scontrol update NodeName=n042 State=DRAIN",
+        "FAIL: two people may override it",
+        "1 of 2 fail",
+        "Two people must stand behind it: overrides the guard nodes_out_per_rack.",
+        "ACT-1 · requested by alice",
+        "corrupts data",
+    ):
+        assert wanted in text
+
+
+@pytest.mark.parametrize("person", [Person("local", "operator", notes_only=True), Person("eve", "viewer")])
+def test_without_a_login_or_as_a_viewer_nobody_is_offered_a_decision(
+    acts: Any, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "current", lambda: person)
+    test = page(acts_script, id="ACT-1")
+    assert "Not allowed." in shown(test)
+    assert [button.label for button in test.button] == []
+
+
+def test_an_operator_approves_the_plan_that_is_shown(acts: Any) -> None:
+    test = page(acts_script, id="ACT-1")
+    test.text_input(key="act-comment").input("looked at the rack")
+    test.button(key="act-approve").click().run()
+    assert acts.posted == [
+        (
+            "acts/ACT-1/approve",
+            {"plan": "a" * 64, "comment": "looked at the rack", "typed": "", "break_glass": False},
+        )
+    ]
+    assert "ACT-1: Approved." in shown(test)
+
+
+def test_for_a_verb_without_an_undo_the_name_of_the_node_is_typed(acts: Any) -> None:
+    acts.answers["acts/ACT-1"] = act_table(verb="evict", text="evict n042")
+    test = page(acts_script, id="ACT-1")
+    test.text_input(key="act-typed").input("n042")
+    test.button(key="act-approve").click().run()
+    assert acts.posted[0][1]["typed"] == "n042"
+
+
+def test_an_act_is_proposed_with_nodes_and_a_reason(acts: Any) -> None:
+    test = page(acts_script)
+    test.button(key="acts-new-send").click().run()
+    assert "Enter at least one node, and a reason." in shown(test)
+    test.text_area(key="acts-new-nodes").input("n042\nnode:n043")
+    test.text_input(key="acts-new-reason").input("corrupts data")
+    test.button(key="acts-new-send").click().run()
+    assert acts.posted[0][0] == "acts"
+    assert acts.posted[0][1]["targets"] == ["node:n042", "node:n043"]
+    assert acts.posted[0][1]["verb"] == "hold"
+
+
+def test_names_and_reasons_from_outside_are_text(acts: Any) -> None:
+    acts.answers["acts/ACT-1"] = act_table(reason=HOSTILE, requested_by=HOSTILE, text=HOSTILE)
+    text = shown(page(acts_script, id="ACT-1"))
+    assert HOSTILE not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_an_unknown_act_and_an_api_that_is_away_say_so(api: Any) -> None:
+    assert "Act ACT-9" in shown(page(acts_script, id="ACT-9"))
+    api.broken["acts"] = (503, b"{}")
+    assert "No act awaits approval" not in shown(page(acts_script))
+
+
+def test_the_page_of_an_incident_has_its_acts(acts: Any) -> None:
+    text = shown(page(incident_script, id="A1"))
+    assert 'href="acts?id=ACT-1' in text
+    assert "awaiting approval" in text
+
+
+def test_words_of_states_guards_and_headlines() -> None:
+    act = parse_act(act_table(mode="dry-run", approvals=[{"who": "bob", "comment": ""}]))
+    assert state_text(act) == "awaiting approval (dry run)"
+    assert "approved by bob" in subtitle(act, NOW)
+    assert guard_result(False, False) == "FAIL: nobody may override it"
+    assert headline(parse_acts({"acts": [], "breaker": None, "modes": {}})) == "No act awaits approval"
