@@ -71,7 +71,7 @@ def fill(database: Database, nodes: int) -> Topology:
         for i, cause in enumerate([*(f"gpu:n{k}.0" for k in range(7, nodes, 1000)), "cdu:c3"]):
             connection.execute(
                 "INSERT INTO incidents SELECT $id, $cause, t, t, NULL, 'page', [$cause], 0.9, 'open', 'wrong', true, "
-                "'straggler', $cause, t, NULL FROM (SELECT make_timestamptz($time) AS t)",
+                "'straggler', $cause, t, NULL, NULL FROM (SELECT make_timestamptz($time) AS t)",
                 {"id": f"I{i}", "cause": cause, "time": moment},
             )
     parents: dict[str, tuple[str, ...]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +52,7 @@ class MapView:
 
 def fleet_map(found: FleetMap, layout: FleetLayout, view: MapView) -> MapEvents:
     """Draws the map and returns what a person did."""
-    _store(
-        key="fleet_layout",
-        data={"layout": layout.layout, "groups": [list(group) for group in layout.groups], "names": list(layout.names)},
-        height=1,
-    )
+    _store(key="fleet_layout", data=layout_bytes(layout), height=1)
 
     def nothing() -> None:
         """The result has the value; the map needs no call."""
@@ -69,6 +67,22 @@ def fleet_map(found: FleetMap, layout: FleetLayout, view: MapView) -> MapEvents:
     )
     selected = got.selected if isinstance(got.selected, Mapping) else {}
     return MapEvents(str(got.picked or ""), str(got.narrowed or ""), str(got.filtered or ""), selected)
+
+
+_ENCODED: OrderedDict[str, bytes] = OrderedDict()
+MAX_ENCODED = 16
+"""Layouts kept as bytes, which would be encoded at every refresh of every viewer otherwise. Chosen: all groupings."""
+
+
+def layout_bytes(layout: FleetLayout) -> bytes:
+    """Returns the data of layout_store.js, encoded once per layout."""
+    known = _ENCODED.get(layout.layout)
+    if known is None:
+        table = {"layout": layout.layout, "groups": layout.groups, "names": layout.names}
+        known = _ENCODED[layout.layout] = json.dumps(table).encode()
+        while len(_ENCODED) > MAX_ENCODED:
+            _ENCODED.popitem(last=False)
+    return known
 
 
 def map_data(found: FleetMap, view: MapView) -> dict[str, Any]:

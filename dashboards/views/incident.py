@@ -196,6 +196,8 @@ def _history(detail: IncidentDetail, now: int) -> None:
             st.html(markup.table(("Onset", "Entity", "How it shows", "Path"), rows, ""))
         st.html(markup.section("Members", f"{len(detail.incident.members):,} with findings of this cause"))
         st.html(markup.chips([entity_link(member) for member in detail.incident.members]))
+        on_map = routes.href("fleet", selection=f"incident:{detail.incident.id}")
+        st.html(as_markup(Link("What do its nodes share? On the fleet map", on_map)))
         _others(detail, now)
     with right:
         st.html(markup.section("Comments and history", STATE[detail.incident.state]))

@@ -152,6 +152,7 @@ def test_an_incident_shows_title_evidence_impact_and_action(api: Any) -> None:
         "The whole job waits for rank 17 of job 81",
         "Checkpoint: step 7",
         "No notifications: no receiver is configured",
+        'href="./?selection=incident%3AA1"',
     ):
         assert part in text
 
