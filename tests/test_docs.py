@@ -78,7 +78,7 @@ RECEIVER_LISTS = ("webhooks", "alertmanagers", "pagerduty", "slack", "teams", "a
 def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
     lists = {f"notify.{kind}": "###" for kind in RECEIVER_LISTS}
     lists |= {"admission.speaks_for": "###", "incidents.escalation": "###", "modes": "##"}
-    lists["acts.policies"] = "##"
+    lists |= {"acts.policies": "##", "topology.sources": "##"}
     heading = f"{lists[section]} [[{section}]]" if section in lists else f"## [{section}]"
     name = key.metadata.get(KEY, key.name)
     page = text("docs/configuration.md")

@@ -82,6 +82,12 @@ def _routes(given: argparse.Namespace) -> int:
     return 0
 
 
+def _topology(given: argparse.Namespace) -> int:
+    from pipeline.commands import topology
+
+    return topology.run_topology(load_config(given.config), given, print_message)
+
+
 def _people(given: argparse.Namespace) -> int:
     from pipeline.commands import people
 
@@ -174,4 +180,5 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "mutes": _mutes,
     "notify": _notify,
     "routes": _routes,
+    "topology": _topology,
 }

@@ -258,6 +258,27 @@ def receivers(config: Config) -> Check | list[Check]:
     return check_receivers(config)
 
 
+def topology(config: Config) -> Check | list[Check]:
+    """Reads the configured sources of the site's topology."""
+    from pipeline.commands.site_reload import list_settings  # imported here: a node has no reader of them
+    from pipeline.topology.merge import merge_sources
+    from pipeline.topology.site import find_faults
+
+    settings = list_settings(config.topology)
+    good, faults = find_faults(settings)
+    if faults:
+        found = "; ".join(list(faults.values())[:SHOWN])
+        meaning = "these sources keep what they said before; a new rack or cable in them is not known"
+        return Check("topology", "fail", found, meaning, "correct the file: fleetpulse topology check")
+    if not settings:
+        return Check("topology", "info", "no files of the site: incidents know what agents see, not racks or loops")
+    merged = merge_sources(list(good.items()))
+    if merged.conflicts or merged.refused:
+        found = f"{len(merged.conflicts)} conflicts between sources, {len(merged.refused)} lines refused"
+        return Check("topology", "warn", found, "the first source counts", "fleetpulse topology check")
+    return Check("topology", "ok", f"{len(settings)} sources, {len(merged.parents)} entities")
+
+
 CHECKS: tuple[CheckFunction, ...] = (
     configuration,
     python_version,
@@ -271,6 +292,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     spool_disk,
     disk_speed,
     transport,
+    topology,
     api,
     receivers,
     doctor_senders.check_gateway,

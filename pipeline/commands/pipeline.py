@@ -336,6 +336,7 @@ class PipelineBackend:
         out["fleetpulse_ingest_shed_seconds_total"] = ingest.shed_seconds
         out["fleetpulse_store_shedding"] = float(sum(map(bool, problems)))
         out["fleetpulse_store_entities_skipped"] = float(service.skipped)
+        out |= service.site.count()
         out["fleetpulse_ready"] = float(not self.list_unready_reasons())
         out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0
         out["fleetpulse_heartbeat_age_seconds"] = service.progress.heartbeat.age_s

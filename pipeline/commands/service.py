@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 import duckdb
 
 from pipeline.api.tokens import find_role_file, load_role_tokens
+from pipeline.commands.open_transport import open_transport
+from pipeline.commands.site_reload import SiteReload
 from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine, Judge
@@ -25,7 +27,6 @@ from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.ingest.foreign import ForeignDecoder
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import NEWER
-from pipeline.ingest.offsets import load_offsets
 from pipeline.ingest.ownership import load_owners
 from pipeline.judging.site_silence import SiteSilenceWatch, describe_shared
 from pipeline.model.errors import ConfigError, Interrupted, Retryable
@@ -41,9 +42,7 @@ from pipeline.store.database import Database, explain_error
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY, apply_bounds, delete_old_rows, drop_silent_devices, drop_unnamed_entities
 from pipeline.store.sealing import Sealer
-from pipeline.transport import Transport
 from pipeline.transport.signatures import SenderCheck
-from pipeline.transport.spool import SpoolTransport
 
 log = logging.getLogger("fleetpulse.pipeline")
 
@@ -69,25 +68,6 @@ def link_alerts(config: Config) -> Notify:
     """Returns [notify] with the dashboard's address for links in alerts, unless another one is configured."""
     own = f"http://{config.dashboard.host}:{config.dashboard.port}"
     return dataclasses.replace(config.notify, external_url=config.notify.external_url or own)
-
-
-def open_transport(config: Config, database: Database) -> Transport:
-    """Returns the configured transport. Raises ConfigError if credentials cannot be read."""
-    if config.pipeline.transport == "spool":
-        return SpoolTransport(config.spool.directory)
-    from pipeline.transport.kafka import (
-        KafkaTransport,  # imported here: the spool needs no Kafka client
-        reduce_gc,
-        tune_allocator,
-    )
-
-    tune_allocator()
-    reduce_gc()
-    cursor = database.cursor()
-    try:
-        return KafkaTransport(config.kafka, load_offsets(cursor))
-    finally:
-        cursor.close()
 
 
 class PipelineService:
@@ -154,7 +134,9 @@ class PipelineService:
         self.transport = open_transport(config, database)
         self.devices = Devices(database.connection)
         entities = load_entities(database.connection, self.clock())
-        self.topology = load_topology(entities, config)
+        self.site = SiteReload(config.topology, database, self.clock, self._monotonic)
+        self.site.start()
+        self.topology = load_topology(entities, self.site.merged)
         self.skipped = len(entities.skipped)  # ignored rows of `entity`
         lateness = int(config.pipeline.lateness * SECOND)
         bound = int(config.pipeline.clock_bound * SECOND)
@@ -243,6 +225,7 @@ class PipelineService:
             self._reload("clock returned from far ahead")
             return True
         self.backups.expire()
+        self.site.poll(self.engine.membership)
         self.progress.heartbeat.beat("ingest")
         committed = self.ingest.step(self.engine.framer.closed)
         self._warn_newer_agents()

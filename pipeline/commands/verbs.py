@@ -21,6 +21,7 @@ from pipeline.commands.options import (
     WHY,
     option,
 )
+from pipeline.commands.topology_arguments import make_verbs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
             ),
         ),
     },
+    "topology": make_verbs(OUTPUT),
     "calibration": {
         "show": ("show thresholds, evidence, and what passed them in a week (the default)", (COMPARED, OUTPUT)),
         "history": ("list the versions, and who pinned or rolled back", (OUTPUT,)),

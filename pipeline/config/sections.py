@@ -21,6 +21,7 @@ from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.receivers import Notify
 from pipeline.config.settings import EnvironmentText, build_section, constraint
+from pipeline.config.topology import TopologyFiles
 from pipeline.model.errors import ConfigError
 
 Mode = Literal["record", "notify", "act"]
@@ -297,13 +298,6 @@ class Check:
 
 
 @dataclass(frozen=True)
-class TopologyFile:
-    """[topology]: a topology.toml with what agents cannot discover (racks, loops, leaves)."""
-
-    path: Path | None = None
-
-
-@dataclass(frozen=True)
 class Opentelemetry:
     """[opentelemetry]: where the agent exports its own metrics as OTLP, and telemetry if configured. Off if empty.
 
@@ -421,7 +415,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     admission: Admission = field(default_factory=Admission)
     notify: Notify = field(default_factory=Notify)
-    topology: TopologyFile = field(default_factory=TopologyFile)
+    topology: TopologyFiles = field(default_factory=TopologyFiles)
     opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)
     otlp: Otlp = field(default_factory=Otlp)
     gateway: Gateway = field(default_factory=Gateway)

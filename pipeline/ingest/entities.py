@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 import duckdb
 
-from pipeline.config.sections import Config, Limits
+from pipeline.config.sections import Limits
 from pipeline.model.errors import UsageError
 from pipeline.model.names import find_entity_fault, quote_text
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASS_OF_KIND, CLASSES
 from pipeline.model.topology import ParentGraph, Topology, kind_of
-from pipeline.recording.reader import read_topology
 from pipeline.store.retention import find_newest_row
+from pipeline.topology.merge import MergedTopology, overlay_lines
 
 EXPIRY = 24 * 3600 * SECOND
 """An entity that no message named for one to two of these no longer counts (chosen; inventory is sent hourly)."""
@@ -213,22 +213,22 @@ def _load_devices(connection: duckdb.DuckDBPyConnection, now: int) -> list[Known
     return connection.execute(each).fetchall()
 
 
-def load_topology(entities: StoredEntities, config: Config) -> Topology:
-    """Returns the topology of the stored inventory, overridden by the [topology] file; inventory never replaces its
-    lines.
+def load_topology(entities: StoredEntities, site: MergedTopology | None = None) -> Topology:
+    """Returns the topology of the stored inventory below what the files of the site say.
 
-    Stored lines that form a cycle with the file are skipped; the file itself must be valid.
+    Stored lines that form a circle with the files are skipped.
     """
     topology = entities.build_topology()
-    if config.topology.path is None:
+    if site is None or not (site.parents or site.attributes):
         return topology
-    extra = read_topology(config.topology.path)
+    lines = overlay_lines(site.parents, entities.parents)
+    facts = {e: {**entities.attributes.get(e, {}), **more} for e, more in site.attributes.items()}
     try:
-        topology.merge(extra.parents, extra.attributes)
+        topology.merge(lines, facts)
     except UsageError:
-        left = ParentGraph(extra.parents)
-        entities.skipped |= left.set_valid({e: p for e, p in entities.parents.items() if e not in extra.parents})
-        topology = Topology(left.parents, entities.attributes)
-        topology.merge({}, extra.attributes)
-    topology.pinned = frozenset(extra.parents), frozenset(e for e, facts in extra.attributes.items() if facts)
+        left = ParentGraph(site.parents)
+        rest = {**entities.parents, **{e: above for e, above in lines.items() if above != site.parents[e]}}
+        entities.skipped |= left.set_valid(rest)
+        topology = Topology(left.parents, {**entities.attributes, **facts})
+    topology.site = site.parents, site.attributes
     return topology

@@ -18,7 +18,7 @@ from itertools import groupby
 from pipeline.model.errors import UsageError
 from pipeline.model.links import Links
 from pipeline.model.records import SECOND, Event, Instant
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.topology import ParentGraph, Parents, Topology, kind_of, overlay_parents
 
 ATTRIBUTE = "node"
 WORK = frozenset({"stage", "job"})
@@ -143,18 +143,51 @@ class Membership:
         """
         lines = [line for event in inventories for line in parse_inventory(event.data)]
         try:
-            parents, attributes = self.topology.pinned
-            reported = (
-                {e: p for e, p, _ in lines if p and e not in parents},
-                {e: a for e, _, a in lines if a and e not in attributes},
-            )
-            self.topology.merge(*self._links.join_inventory(*reported))
+            self._merge_reported({e: tuple(p) for e, p, _ in lines if p}, {e: a for e, _, a in lines if a})
         except UsageError as error:
             if len(inventories) == 1:
                 log.warning("inventory of %s refused: %s", inventories[0].entity, error)
                 return
             for event in inventories:
                 self._merge([event])
+
+    def _merge_reported(self, parents: Parents, attributes: Mapping[str, Mapping[str, object]]) -> None:
+        """Merges what inventories report, below what files of the site say. Raises UsageError on a circle."""
+        site, facts = self.topology.site
+        self.topology.merge(
+            *self._links.join_inventory(
+                {e: overlay_parents(site.get(e, ()), p) for e, p in parents.items()},
+                {e: {**a, **facts.get(e, {})} for e, a in attributes.items()},
+            )
+        )
+
+    def change_site(
+        self,
+        site: tuple[Parents, Mapping[str, Mapping[str, object]]],
+        reported: Parents,
+        attributes: Mapping[str, Mapping[str, object]],
+    ) -> dict[str, str]:
+        """Applies new files of the site; returns entity -> reason for lines that make a circle with inventories.
+
+        reported, attributes: what inventories say about the entities whose line in the files changed.
+        """
+        old, self.topology.site = self.topology.site, site
+        changed = [e for e in {**old[0], **site[0]} if old[0].get(e) != site[0].get(e)]
+        lines = {e: overlay_parents(site[0].get(e, ()), reported.get(e, ())) for e in changed}
+        facts = {e: {**attributes.get(e, {}), **site[1].get(e, {})} for e in {**old[1], **site[1], **lines}}
+        gone = [e for e in changed if not lines[e]]
+        if gone:
+            self.topology.remove_entities(gone)
+        lines = {e: above for e, above in lines.items() if above}
+        facts = {e: f for e, f in facts.items() if f}
+        try:
+            self.topology.merge(*self._links.join_inventory(lines, facts))
+        except UsageError:
+            bad = ParentGraph(self.topology.parents).set_valid(lines)
+            good = {e: above for e, above in lines.items() if e not in bad}
+            self.topology.merge(*self._links.join_inventory(good, facts))
+            return bad
+        return {}
 
     def _start_jobs(self, events: Sequence[Event]) -> tuple[str, ...]:
         """Places the ranks of started jobs, except those with a newer report."""

@@ -145,6 +145,12 @@ def kind_of(entity: str) -> str:
     return entity.partition(":")[0]
 
 
+def overlay_parents(site: tuple[str, ...], reported: Iterable[str]) -> tuple[str, ...]:
+    """Parents of an entity: those of the site, and of an inventory those of kinds that the site does not name."""
+    kinds = {kind_of(parent) for parent in site}
+    return (*site, *(parent for parent in reported if kind_of(parent) not in kinds))
+
+
 WORK = frozenset({"job", "stage", "rank"})
 """Kinds of what runs on devices: it comes and goes while the devices stay, and is above no device."""
 
@@ -163,8 +169,8 @@ class Topology:
         self._graph = ParentGraph()
         self.attributes: dict[str, dict[str, object]] = {}
         self.version = self.device_version = 0
-        # entities whose parents, and those whose attributes, no inventory replaces
-        self.pinned = frozenset[str](), frozenset[str]()
+        # parents and attributes from files of the site, which no inventory replaces
+        self.site: tuple[Parents, Mapping[str, Mapping[str, object]]] = {}, {}
         # keyed by parents, which the many sensors, links and services of a node share
         self._ancestors: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._nearest: dict[tuple[str, ...], dict[str, str]] = {}  # parents -> kind -> nearest ancestor

@@ -12,9 +12,10 @@ import pyarrow as pa
 from pipeline.model.membership import ATTRIBUTE, parse_inventory
 from pipeline.model.records import SECOND, EventBatch
 from pipeline.model.topology import kind_of
-from pipeline.store.append import NEVER, TIME, insert_columns, to_timestamps
+from pipeline.store.append import NEVER, TIME, insert_columns, register_columns, to_timestamps
 from pipeline.store.database import Database
 from pipeline.store.job_membership import update_job_ranks
+from pipeline.store.topology_lines import keep_past
 
 UPGRADE_WINDOW = 1800 * SECOND
 """Time within which an upgrade of agents may explain their silence (us). Chosen."""
@@ -64,8 +65,12 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
         columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
         columns["named"] = to_timestamps(columns["named"])
         left = _possibly_empty(connection, known)
+        columns["since"] = columns["named"]
         renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
-        insert_columns(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
+        since = "since = CASE WHEN entity.parents = excluded.parents THEN entity.since ELSE excluded.since END"
+        with register_columns(connection, "new_lines", columns):
+            keep_past(connection, "new_lines")
+        insert_columns(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}, {since}")
         reported = sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"})
         _remove_ended(connection, reported, known, left)
 

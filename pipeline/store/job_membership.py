@@ -264,7 +264,7 @@ def _save(connection: duckdb.DuckDBPyConnection, changed: Sequence[_Interval]) -
 def end_unnamed_ranks(connection: duckdb.DuckDBPyConnection, before: int) -> None:
     """Ends listed ranks whose entity no inventory named since `before` (us), at that time; then it is removed."""
     connection.execute(
-        """UPDATE job_rank SET "until" = greatest(e.named, since) FROM entity e
+        """UPDATE job_rank SET "until" = greatest(e.named, job_rank.since) FROM entity e
            WHERE job_rank."until" IS NULL AND e.entity = job_rank.rank AND e.named < make_timestamptz($1)""",
         [before],
     )

@@ -18,6 +18,7 @@ from pipeline.model.signals import CLASSES
 from pipeline.store import schema
 from pipeline.store.database import Database
 from pipeline.store.job_membership import end_unnamed_ranks
+from pipeline.store.topology_lines import keep_unnamed
 
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
@@ -28,6 +29,7 @@ FINDING_ROWS = 1_000_000  # chosen: a finding a minute for two years
 INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
 MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
 RANK_ROWS = 5_000_000  # chosen: 50 starts of a job on all of 100,000 GPUs
+LINE_ROWS = 2_000_000  # chosen: every line of 12,500 nodes with 8 GPUs changes ten times
 AUDIT_ROWS = 1_000_000  # chosen: two thousand writes a day for a year
 JOB_ROWS = 200_000  # chosen: two thousand jobs a day for a quarter
 PACE_ROWS = 5_000_000  # chosen: a hundred jobs for a month, 200 MB
@@ -213,6 +215,13 @@ BOUNDS: Mapping[str, Bound] = {
              AND {_older_than("job_rank", '"until"', "history", RANK_ROWS)}""",
         ),
     ),
+    **{
+        table: Bound(
+            f"[store] history_days after the line ended, and the newest {LINE_ROWS:,} ended ones",
+            (f"DELETE FROM {table} WHERE {_older_than(table, chr(34) + 'until' + chr(34), 'history', LINE_ROWS)}",),
+        )
+        for table in ("inventory_past", "site_line", "site_link")
+    },
     "audit": Bound(
         f"[store] audit_days, and the newest {AUDIT_ROWS:,} rows",
         (f"DELETE FROM audit WHERE {_older_than('audit', 'time', 'audit', AUDIT_ROWS)}",),
@@ -332,5 +341,6 @@ def drop_unnamed_entities(database: Database, keep: int, now: int) -> int:
         before = find_newest_row(connection, now) - keep
         connection.execute(f"UPDATE entity SET named = make_timestamptz({now}) WHERE named IS NULL")
         end_unnamed_ranks(connection, before)
+        keep_unnamed(connection, before)
         found = connection.execute(f"DELETE FROM entity WHERE named < make_timestamptz({before})").fetchall()
     return int(found[0][0])

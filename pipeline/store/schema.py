@@ -24,7 +24,7 @@ import duckdb
 
 from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
-from pipeline.store import history_files, job_membership
+from pipeline.store import history_files, job_membership, topology_lines
 
 SCHEMA_VERSION = 4
 RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
@@ -202,7 +202,7 @@ FROM (SELECT *, from_json(matchers, '[{"name": "VARCHAR", "value": "VARCHAR"}]')
 def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
     """Creates missing tables, columns and views. Raises UsageError if the file has a newer schema."""
     found = check_version(connection)
-    connection.execute(_TABLES + history_files.TABLE + job_membership.TABLE)
+    connection.execute(_TABLES + history_files.TABLE + job_membership.TABLE + topology_lines.TABLE)
     if (folder := history_files.folder_of(connection)) is not None:
         history_files.match_files(connection, folder, new=not found)
     if found == 1:

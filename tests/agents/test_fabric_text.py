@@ -21,9 +21,8 @@ from agents.collectors.fabric.tool_output import (
     parse_link_line,
     parse_links,
     parse_switches,
-    switch_name_of,
-    unique_switch_names,
 )
+from pipeline.model.switch_names import switch_name_of, unique_switch_names
 
 UP = (
     '0xb0cf0e0300d51a40 "     MF0;leaf-r07-2:MQM9790/U1"     34   12[  ] ==( 4X       106.25 Gbps Active/  LinkUp)==>  '

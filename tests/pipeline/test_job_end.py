@@ -15,7 +15,6 @@ from agents.collectors.training.training import Training
 from agents.node.batches import build_inventory_event, merge_inventories
 from agents.training import Steps
 from pipeline.api.fleet import compute_blast_radius
-from pipeline.config.sections import Config
 from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.model.membership import EndedRanks
 from pipeline.model.records import SECOND, Event
@@ -200,7 +199,7 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_the_api_until_it_ends(sit
         ("stage:81.1", ["job:81"]),
     ]
     assert site.database is not None
-    known = load_topology(load_entities(site.database.connection, 0), Config())
+    known = load_topology(load_entities(site.database.connection, 0))
     assert known.ancestor_of_kind("rank:81.5", "job") == "job:81"
     tree.end(20)
     tree.start(21, {**environment, "SLURM_JOB_ID": "82", "SLURM_PROCID": "0"})

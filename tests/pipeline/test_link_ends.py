@@ -18,7 +18,6 @@ from agents.collector import Collector, NoData
 from agents.collectors.fabric.fabric import Fabric
 from agents.collectors.nic.infiniband import Infiniband
 from agents.node.batches import build_batch, build_inventory_event
-from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine
 from pipeline.ingest.entities import load_entities, load_topology
 from pipeline.model.records import SECOND, Origin
@@ -150,7 +149,7 @@ def test_symbol_errors_and_a_pulled_cable_arrive_joined_from_both_ends(
 def test_the_engine_has_both_ends_and_the_leaf_that_the_node_cannot_report(agents: LinkAgents) -> None:
     agents.await_rows(SIDE_BY_SIDE, lambda rows: len(rows) == 1)
     assert agents.site.database is not None
-    known = load_topology(load_entities(agents.site.database.connection, 0), Config())
+    known = load_topology(load_entities(agents.site.database.connection, 0))
     engine = Engine(
         agents.site.database, agents.ingest.devices, known, HotForThree(), lambda *_: [], lambda: START, SECOND
     )

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.sections import Config
 from pipeline.incidents.causes import CauseRules
 from pipeline.incidents.desk import Desk
 from pipeline.ingest.entities import load_entities, load_topology
@@ -145,7 +144,7 @@ def test_sql_shows_both_ends_and_a_restart_joins_them_again(site: Site) -> None:
         ("port:spine1.2", "port:leaf1.8"),
     ]
     assert site.database is not None
-    topology = load_topology(load_entities(site.database.connection, 0), Config())
+    topology = load_topology(load_entities(site.database.connection, 0))
     Links(topology)
     assert read_ends(topology) == JOINED
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.commands.site_reload import list_settings
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
@@ -16,6 +17,8 @@ from pipeline.judging.presence import LastSeen
 from pipeline.model.membership import REMEMBERED, Membership
 from pipeline.model.records import SECOND, Event, Finding, Rows
 from pipeline.model.topology import Topology
+from pipeline.topology.merge import merge_sources
+from pipeline.topology.site import read_source
 from tests.pipeline.test_job_end import NOW, build_inventory, rank
 
 PLACES = {f"gpu:n{n}.{i}": (f"node:n{n}",) for n in range(3) for i in range(2)}
@@ -238,7 +241,9 @@ def test_no_inventory_replaces_a_line_of_the_topology_file(tmp_path):
         'version = 1\n[rack]\nr0 = ["row:a"]\n[node]\nn0 = ["rack:r0"]\n'
         '[attributes]\n"rack:r0" = { location = "hall 1" }\n'
     )
-    topology = load_topology(StoredEntities(), build_section(Config, {"topology": {"path": str(path)}}, "test"))
+    config = build_section(Config, {"topology": {"path": str(path)}}, "test")
+    [setting] = list_settings(config.topology)
+    topology = load_topology(StoredEntities(), merge_sources([("file", read_source(setting))]))
     lines = {
         "rack:r0": {"parents": ["row:evil"], "attributes": {"location": "moon"}},
         "node:n0": {"parents": ["rack:evil"], "attributes": {"sku": "hgx"}},

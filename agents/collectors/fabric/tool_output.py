@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agents.collectors.nic.rdma_counters import RDMA_COUNTERS, PortCounter
+from pipeline.model.switch_names import AGGREGATION
 
 PortKey = tuple[str, int]
 """A switch's GUID, as sysfs writes GUIDs, and the number of a port."""
@@ -214,14 +214,6 @@ def parse_counts(text: str, errors: str = "", errors_cut: bool = False) -> Count
 
 _FACT = re.compile(r"(vendid|devid|sysimgguid)=0x([0-9a-f]{1,16})$")
 _SWITCH = re.compile(r'Switch\s+(\d{1,3}) "S-([0-9a-f]{16})"')
-# NVIDIA's switch system writes its description so: MF0;NAME:MODEL/U1, in a modular chassis NAME:MODEL/L05/U1
-_MANAGED = re.compile(r"MF0;([^:;]+):([^/;]+)((?:/[A-Z]\d{1,3})+)")
-_UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
-_LIKE_A_GUID = re.compile("[0-9a-f]{16}|")
-_MAX_NAME = 48
-"""Characters of a name. Chosen: an entity stays readable in a table."""
-_AGGREGATION = re.compile("aggregation node", re.IGNORECASE)
-"""Description of the switch's own reduction engine (SHARP), which is on a port of each switch, spines included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,26 +242,6 @@ def parse_switches(text: str) -> dict[str, SwitchInfo]:
     return found
 
 
-def switch_name_of(description: str) -> str:
-    """Returns the name of a switch from its description; empty if it contains none.
-
-    `MF0;leaf-04:MQM9701/U1` is `leaf-04`, `MF0;core:CS7500/L05/U1` is `core-L05-U1`. Runs of characters other than
-    letters, digits, `_`, `.` and `-` become one `_`.
-    """
-    managed = _MANAGED.fullmatch(description)
-    text = description
-    if managed is not None:
-        text = managed[1] if managed[3] == "/U1" else managed[1] + managed[3].replace("/", "-")
-    return _UNFIT.sub("_", text).strip("_.-")[:_MAX_NAME]
-
-
-def unique_switch_names(descriptions: Mapping[str, str]) -> dict[str, str]:
-    """Returns the name of each switch by GUID: from its description if unique, else the GUID without colons."""
-    wanted = {guid_: switch_name_of(text) for guid_, text in descriptions.items()}
-    often = Counter(wanted.values())
-    return {g: n if often[n] == 1 and not _LIKE_A_GUID.fullmatch(n) else g.replace(":", "") for g, n in wanted.items()}
-
-
 def find_leaves(links: Iterable[SwitchPort]) -> set[str]:
     """Returns the GUIDs of the switches to which hosts are connected."""
     links = list(links)
@@ -277,5 +249,5 @@ def find_leaves(links: Iterable[SwitchPort]) -> set[str]:
     return {
         link.guid
         for link in links
-        if link.peer and link.peer.guid not in switches and not _AGGREGATION.search(link.peer.description)
+        if link.peer and link.peer.guid not in switches and not AGGREGATION.search(link.peer.description)
     }

@@ -13,10 +13,10 @@ from agents.collectors.fabric.tool_output import (
     SwitchInfo,
     SwitchPort,
     find_leaves,
-    unique_switch_names,
 )
 from agents.collectors.nic.link_state import LinkStateEvents
 from pipeline.model.records import Event
+from pipeline.model.switch_names import unique_switch_names
 
 MAX_PORTS = 16_384
 """Most ports. Chosen: their inventory fits one message of a worker (8 MiB). `include` divides larger fabrics among

@@ -1,0 +1,28 @@
+"""The transport that the configuration names."""
+
+from __future__ import annotations
+
+from pipeline.config.sections import Config
+from pipeline.ingest.offsets import load_offsets
+from pipeline.store.database import Database
+from pipeline.transport import Transport
+from pipeline.transport.spool import SpoolTransport
+
+
+def open_transport(config: Config, database: Database) -> Transport:
+    """Returns the configured transport. Raises ConfigError if credentials cannot be read."""
+    if config.pipeline.transport == "spool":
+        return SpoolTransport(config.spool.directory)
+    from pipeline.transport.kafka import (
+        KafkaTransport,  # imported here: the spool needs no Kafka client
+        reduce_gc,
+        tune_allocator,
+    )
+
+    tune_allocator()
+    reduce_gc()
+    cursor = database.cursor()
+    try:
+        return KafkaTransport(config.kafka, load_offsets(cursor))
+    finally:
+        cursor.close()

@@ -1,0 +1,1 @@
+"""Site topology from files: one module a source, merged with stated precedence."""

@@ -1,0 +1,158 @@
+"""The configured sources: their files read within bounds, again when they change, the last good content kept.
+
+A file that is missing, half written or wrong changes nothing: its source keeps what it said before, the fault is
+logged, counted and shown. Files are compared by size, time and inode, which an atomic replacement changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.model.errors import UsageError
+from pipeline.topology.fabric_files import read_ibnetdiscover, read_lldp
+from pipeline.topology.kubernetes import read_labels
+from pipeline.topology.merge import MergedTopology, merge_sources
+from pipeline.topology.netbox import read_netbox
+from pipeline.topology.own_files import read_csv, read_toml
+from pipeline.topology.slurm import read_conf, read_yaml
+from pipeline.topology.source import Naming, Reader, SourceFile, SourceTopology
+
+log = logging.getLogger("fleetpulse.topology")
+
+READERS: Mapping[str, Reader] = {
+    "toml": read_toml,
+    "csv": read_csv,
+    "netbox": read_netbox,
+    "slurm": read_conf,
+    "slurm_yaml": read_yaml,
+    "kubernetes": read_labels,
+    "ibnetdiscover": read_ibnetdiscover,
+    "lldp": read_lldp,
+}
+"""Format of a source -> its reader. Further formats are one line here."""
+MAX_BYTES = 256 << 20
+"""Most bytes of the files of a source. Chosen: 12,500 nodes as `kubectl get nodes -o json` without images are 60 MB."""
+MAX_FILES = 20_000
+"""Most files of a folder. Chosen: one answer of lldpcli for each of 12,500 nodes."""
+Marks = tuple[tuple[str, int, int, int], ...]
+"""(path, size, time in ns, inode) of the files of a source."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSetting:
+    """A configured source. path: a file, or a folder whose files are read in order of name."""
+
+    name: str
+    format: str
+    path: Path
+    naming: Naming = field(default_factory=Naming)
+
+
+def list_files(setting: SourceSetting) -> list[Path]:
+    """The files of a source. Raises UsageError."""
+    path = setting.path
+    try:
+        if not path.is_dir():
+            return [path]
+        found = sorted(p for p in path.iterdir() if not p.name.startswith(".") and p.is_file())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; expected a file or folder") from error
+    if not 0 < len(found) <= MAX_FILES:
+        raise UsageError(f"{path}: {len(found)} files; expected 1 to {MAX_FILES:,}")
+    return found
+
+
+def read_source(setting: SourceSetting) -> SourceTopology:
+    """What a source says now. Raises UsageError."""
+    files, size = [], 0
+    for path in list_files(setting):
+        files.append(SourceFile(str(path), _read_text(path, MAX_BYTES - size)))
+        size += len(files[-1].text)
+    return READERS[setting.format](files, setting.naming)
+
+
+def _read_text(path: Path, most: int) -> str:
+    try:
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{path}: is no regular file; expected a file")
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise UsageError(f"{path}: too large; expected at most {MAX_BYTES >> 20} MiB in a source")
+        if not content.strip():
+            raise UsageError(f"{path}: is empty; expected the topology of the site")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; expected a file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not UTF-8 text: {error}; expected UTF-8") from error
+
+
+def read_marks(setting: SourceSetting) -> Marks:
+    """What differs after each change of a source's files; empty if they cannot be listed."""
+    try:
+        return tuple(
+            (str(path), at.st_size, at.st_mtime_ns, at.st_ino) for path in list_files(setting) for at in (path.stat(),)
+        )
+    except (OSError, UsageError):
+        return ()
+
+
+@dataclass(slots=True)
+class SiteTopology:
+    """All sources in order of precedence. `faults`: source -> why its newest content is not used.
+
+    good: what each source said last without a fault. refusals: how often a source was refused since the start.
+    """
+
+    settings: Sequence[SourceSetting]
+    good: dict[str, SourceTopology] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    reloads: int = 0
+    _marks: dict[str, Marks] = field(default_factory=dict)
+
+    def find_changed(self) -> list[SourceSetting]:
+        """The sources whose files changed since they were read."""
+        return [s for s in self.settings if self._marks.get(s.name) != read_marks(s)]
+
+    def read_changed(self) -> bool:
+        """Reads the sources that changed; returns whether anything that counts did. A bad one keeps its last content.
+
+        The marks are taken before the content, so that a change during the read is read again.
+        """
+        changed = False
+        for setting in self.find_changed():
+            marks = read_marks(setting)
+            try:
+                self.good[setting.name] = read_source(setting)
+                self.faults.pop(setting.name, None)
+                changed = True
+            except UsageError as error:
+                self.faults[setting.name] = str(error)
+                self.refusals[setting.name] = self.refusals.get(setting.name, 0) + 1
+                kept = "its last content counts" if setting.name in self.good else "it says nothing"
+                log.error("topology source %s refused, %s: %s", setting.name, kept, error)
+            self._marks[setting.name] = marks
+        self.reloads += changed
+        return changed
+
+    def merge(self) -> MergedTopology:
+        """All sources as one topology."""
+        return merge_sources([(s.name, self.good[s.name]) for s in self.settings if s.name in self.good])
+
+
+def find_faults(settings: Sequence[SourceSetting]) -> tuple[dict[str, SourceTopology], dict[str, str]]:
+    """What the sources say, and why others cannot be read, by name."""
+    good, faults = {}, {}
+    for setting in settings:
+        try:
+            good[setting.name] = read_source(setting)
+        except UsageError as error:
+            faults[setting.name] = str(error)
+    return good, faults

@@ -1,0 +1,126 @@
+"""The contract of a source of topology: text of files in, lines with parents and links out.
+
+A source reads what one system of a site exports. It never reads half a file: a file with an error raises UsageError
+that names the file, the place, what was found and what was expected. What it leaves out on purpose is a remark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.model.errors import UsageError
+from pipeline.model.names import find_entity_fault, quote_text
+from pipeline.model.topology import kind_of
+
+MAX_ENTITIES = 2_000_000
+"""Most lines of a source. Chosen: 12,500 nodes with 8 GPUs and 100 other parts each are 1,350,000."""
+MAX_PARENTS = 16
+"""Most parents of an entity: as admission accepts from an inventory (docs/admission.md)."""
+MAX_REMARKS = 100
+"""Remarks that are kept; more are counted. Chosen: what a person reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file as text. path: as in messages."""
+
+    path: str
+    text: str
+
+    def fault(self, place: str, found: str, expected: str) -> UsageError:
+        """The error for something wrong in this file."""
+        where = f"{self.path}: {place}" if place else self.path
+        return UsageError(f"{where}: {found}; expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cable between two ports. facts: of the cable, such as its serial number."""
+
+    a: str
+    b: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How a site names things.
+
+    kinds: kind of the source -> ours, such as block -> rack.  labels: Kubernetes label -> kind.
+    roles: NetBox role -> kind.  short_names: names of nodes end before their first dot.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    short_names: bool = False
+
+    def entity(self, kind: str, name: str) -> str:
+        """The entity of a kind and a name in the source."""
+        short = name.partition(".")[0] if self.short_names and kind == "node" else name
+        return f"{self.kinds.get(kind, kind)}:{short}"
+
+
+@dataclass(slots=True)
+class SourceTopology:
+    """What a source says. parents: entity -> its parents, nearest first.  open_ends: ports of cables with one end.
+
+    duplicates: entity -> the places that describe it differently.  remarks: what was left out, and how much more.
+    """
+
+    parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, object]] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    open_ends: list[str] = field(default_factory=list)
+    duplicates: dict[str, list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    more_remarks: int = 0
+    _places: dict[str, str] = field(default_factory=dict)
+
+    def add(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
+        """Adds parents of an entity; those of an earlier line stay. Raises UsageError on a bad name."""
+        above = tuple(dict.fromkeys(parents))
+        if fault := find_entity_fault((entity, *above)):
+            raise file.fault(place, fault, "an entity like node:n042")
+        if entity in above:
+            raise file.fault(place, f"{quote_text(entity)} is its own parent", "another parent")
+        known = self.parents.get(entity)
+        self.parents[entity] = above if known is None else tuple(dict.fromkeys((*known, *above)))
+        if len(self.parents[entity]) > MAX_PARENTS:
+            raise file.fault(place, f"{quote_text(entity)} has over {MAX_PARENTS} parents", f"at most {MAX_PARENTS}")
+        if len(self.parents) > MAX_ENTITIES:
+            raise file.fault(place, f"over {MAX_ENTITIES:,} entities", "a smaller file")
+        if shown := {name: value for name, value in facts.items() if value not in ("", None)}:
+            self.attributes.setdefault(entity, {}).update(shown)
+
+    def define(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
+        """Like `add`, for the one line that defines an entity: two of them that differ are duplicates."""
+        before, above = self._places.setdefault(entity, place), tuple(dict.fromkeys(parents))
+        if before != place and self.parents.get(entity) != above:
+            self.duplicates.setdefault(entity, [before]).append(place)
+            return
+        self.add(file, place, entity, above, **facts)
+
+    def remark(self, text: str) -> None:
+        """Notes what was left out."""
+        if len(self.remarks) < MAX_REMARKS:
+            self.remarks.append(text)
+        else:
+            self.more_remarks += 1
+
+
+Reader = Callable[[Sequence[SourceFile], Naming], SourceTopology]
+"""Reads the files of a source. Raises UsageError."""
+
+
+def add_link(found: SourceTopology, file: SourceFile, place: str, link: Link, owners: Mapping[str, str]) -> None:
+    """Adds a cable: both ports below their devices, and the port of a node below the switch that it is cabled to.
+
+    owners: port -> the entity of its device.
+    """
+    for near, far in ((link.a, link.b), (link.b, link.a)):
+        own, switch = owners[near], owners[far]
+        hangs_on = kind_of(own) == "node" and kind_of(switch) not in ("node", "pdu", "feed", "cdu")
+        found.add(file, place, near, (own, switch) if hangs_on else (own,))
+    found.links.append(link)
