@@ -16,6 +16,7 @@ from pipeline.api.server import create_app
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.config.sections import Config
 from pipeline.model.records import SECOND
+from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
 from tests.pipeline.api.conftest import InProcess
 from tests.pipeline.api.test_api_people import Service
@@ -37,6 +38,10 @@ class Backend(PipelineBackend):
 
     def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
         return CurrentValues({}, {}, np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+    @property
+    def devices(self) -> Devices:
+        return Devices(self.cursor())
 
     def list_unready_reasons(self) -> list[str]:
         return []
