@@ -278,9 +278,7 @@ One line per fault or benign event:
 | `parameters` | those of the kind, `row` (of the table below), `attribution`, `severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), for slowly growing faults `detectable`, for soft faults without a job `idle` |
 
 """
-SIMULATOR_HEAD = (
-    "| row | kind | class | affects | effect | visible | not visible | rate | source | parameters |"
-)
+SIMULATOR_HEAD = "| row | kind | class | affects | effect | visible | not visible | rate | source | parameters |"
 
 
 def simulator() -> str:

@@ -277,12 +277,16 @@ class CauseRules:
     def assess(self, cases: Sequence[Case], every: Sequence[Case]) -> list[Assessment]:
         """Returns how sure the causes of some cases are. every: all cases that may have a common cause."""
         self.index.refresh(self.time)
-        found, made = self.solver.weigh(every), []
+        by_case: dict[str, list[SharedCause]] = {}
+        for shared in self.solver.weigh(every):
+            for id_ in shared.cases:
+                by_case.setdefault(id_, []).append(shared)
+        made = []
         for case in cases:
             suspects = {c.entity: self.find_suspect(c.entity) for c in case.conditions.values()}
             own = self.solver.weigh([case], case.incident.cause) if kind_of(case.incident.cause) in FACTOR_KINDS else []
             placed = any(self.index.is_placed(e) for e in {case.incident.cause, *suspects})
-            made.append(assess(case, suspects, own, found, placed))
+            made.append(assess(case, suspects, own, by_case.get(case.incident.id, ()), placed))
         return made
 
     def _propose_below_causes(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> list[MergeProposal]:

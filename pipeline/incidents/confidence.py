@@ -70,13 +70,13 @@ def assess(
     """Returns how sure the cause of a case is.
 
     suspects: entity of each condition -> its suspect. own: the cause weighed by the conditions of the case; found: all
-    that was weighed.
+    that was weighed above it.
     """
     cause = case.incident.cause
     named = [c for c in case.conditions.values() if suspects[c.entity] == cause]
     others: dict[str | None, float] = {}
     for shared in found:
-        if case.incident.id in shared.cases and shared.cause != cause:
+        if shared.cause != cause:
             others[shared.cause] = max(shared.log_odds, others.get(shared.cause, -math.inf))
     score = max((shared.log_odds for shared in own), default=0.0)
     if len(named) == len(case.conditions):

@@ -67,6 +67,7 @@ FACTOR_KINDS: Mapping[str, FactorKind] = {
 }
 """Kind -> what it does. A prior that is ten times wrong changes the answer by a third of a member."""
 _CONTAINERS = frozenset({"rack", "row", "cdu", "pdu", "pod"})
+_NETWORKS = frozenset({"leaf", "rail"})
 _PLACES = _CONTAINERS | {"leaf", "rail", "loop"}
 _VERSIONS: Mapping[str, frozenset[str]] = {
     "node": frozenset({"nvidia_driver", "kernel", "bios_version", "mlx5_core_driver", "operating_system", "agent"}),
@@ -163,8 +164,8 @@ class FactorIndex:
                 for factor in self.above_node(entity):
                     units.setdefault(factor, set()).add(entity)
             elif kind == "port":
-                node, suspect = self.topology.ancestor_of_kind(entity, "node"), self.link_suspect(entity)
-                for factor in (e for e in self.topology.ancestors(entity) if kind_of(e) in ("leaf", "rail")):
+                node, suspect = self._nearest(entity, "node"), self.link_suspect(entity)
+                for factor in self._direct(entity, _NETWORKS):
                     units.setdefault(factor, set()).add(suspect)
                     if node is not None:
                         around.setdefault(node, set()).add(factor)
@@ -179,16 +180,29 @@ class FactorIndex:
         ran: dict[str, set[str]] = {}
         self._supplies = {}
         for entity in self.topology.parents:
-            if kind_of(entity) == "rank" and (node := self.topology.ancestor_of_kind(entity, "node")) is not None:
-                for work in self.topology.ancestors(entity):
-                    if kind_of(work) in WORK:
-                        ran.setdefault(work, set()).add(node)
+            if kind_of(entity) != "rank":
+                continue
+            gpu = self._nearest(entity, "gpu")
+            if (node := self.topology.ancestor_of_kind(gpu or entity, "node")) is not None:
+                for work in self._direct(entity, WORK):
+                    ran.setdefault(work, set()).add(node)
         self.units = self._fixed | {work: tuple(sorted(nodes)) for work, nodes in ran.items()}
         self.number = Counter(kind_of(e) for e in {*self.topology.parents, *self.units})
         empty = frozenset[str]()
         self._around = self._near | {
             work: empty.union(*(self._near.get(node, empty) for node in nodes)) for work, nodes in ran.items()
         }
+
+    def _nearest(self, entity: str, kind: str) -> str | None:
+        """Returns the parent of a kind, else the ancestor. Parents first, as ports and ranks share no ancestors."""
+        known = next((e for e in self.topology.parents[entity] if kind_of(e) == kind), None)
+        return known or self.topology.ancestor_of_kind(entity, kind)
+
+    def _direct(self, entity: str, kinds: frozenset[str]) -> list[str]:
+        """Returns the parents of some kinds with what is above those, else the ancestors of these kinds."""
+        near = [e for e in self.topology.parents[entity] if kind_of(e) in kinds]
+        over = [*near, *(a for e in near for a in self.topology.ancestors(e))] or self.topology.ancestors(entity)
+        return [e for e in over if kind_of(e) in kinds]
 
     def above_node(self, node: str) -> tuple[str, ...]:
         """Returns what contains or supplies a node, nearest first, by topology, labels or name; then its versions."""
