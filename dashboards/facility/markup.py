@@ -268,7 +268,7 @@ def leaks(units: Sequence[Unit], now: int | None = None) -> str:
         (
             as_markup(entity_link(u.entity)),
             badge(str(u.values.get("leak.state", "no data")).upper(), "critical" if u.abnormal else "quiet"),
-            ", ".join(as_markup(entity_link(p)) for p in u.racks.first[:2] or u.parents[:2]),
+            ", ".join(as_markup(entity_link(p)) for p in u.parents[:2] or u.racks.first[:2]),
             "never" if u.last_seen is None else escape(clock(u.last_seen, u.last_seen if now is None else now)),
             _incidents(u),
         )

@@ -114,7 +114,7 @@ def _unit(
     return {
         "entity": name,
         "kind": kind_of(name),
-        "parents": [p for p in topology.parents.get(name, ()) if kind_of(p) in KINDS],
+        "parents": list(topology.parents.get(name, ())),
         "state": state,
         "simulated": measured["simulated"],
         "last_seen": measured["last_seen"],
