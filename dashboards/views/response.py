@@ -51,6 +51,8 @@ def draw_actions(detail: IncidentDetail) -> None:
     _popover(row, "Feedback", "feedback", detail, _feedback_form)
     _popover(row, "More", "more", detail, _more_forms)
     draw_result(incident.id)
+    if not st.session_state.get(f"silence-{incident.id}"):
+        silencing.draw_result(f"silence-{incident.id}")
 
 
 About = tuple[str, int | None]

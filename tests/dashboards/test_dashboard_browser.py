@@ -51,10 +51,10 @@ def shared_address() -> Iterator[str]:
 
 
 @contextmanager
-def running_dashboard(api_url: str) -> Iterator[str]:
+def running_dashboard(api_url: str, script: str = SCRIPT) -> Iterator[str]:
     """A dashboard in its own process until the block ends; gives its address."""
     port = free_port()
-    command = [sys.executable, "-c", SCRIPT, str(port), api_url]
+    command = [sys.executable, "-c", script, str(port), api_url]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60

@@ -130,6 +130,30 @@ def test_a_silence_is_prefilled_previewed_and_added(api: Any) -> None:
     assert [posted for posted in api.posted if posted[0] == "silences"] == [("silences", wanted)]
 
 
+def test_the_walk_from_an_alert_to_feedback_in_one_session(api: Any) -> None:
+    scope = {"scope": ["gpu:n003.1", "rack:r1"], "detector": ["straggler"], "incident": ["A1"]}
+    api.incidents["A1"] |= {"version": 1, "history": HISTORY, "labels": scope}
+    test = page(incident_script, id="A1")
+    assert "Computation of the last step" in shown(test)
+    test.button(key="acknowledge").click().run()
+    steps = (
+        ("assign", "to", "bob", "do", "Assigned to bob."),
+        ("silence", "reason", "fan is ordered", "add", "Silenced until"),
+        ("resolve", "text", "fan", "do", "Reopen undoes this."),
+        ("feedback", "text", "", "useful", "Feedback: Useful."),
+    )
+    for name, field, value, button, said in steps:
+        test.session_state[f"{name}-A1"] = True
+        test.run()
+        test.text_input(key=f"{name}-A1-{field}").set_value(value)
+        test.button(key=f"{name}-A1-{button}").click().run()
+        assert said in shown(test)
+        assert f"{name}-A1" not in test.session_state or not test.session_state[f"{name}-A1"]
+    done = [path for path, _ in api.posted if path != "silences/preview"]
+    acts = [f"incidents/A1/{act}" for act in ("acknowledge", "assign", "resolve", "feedback")]
+    assert done == [*acts[:2], "silences", *acts[2:]]
+
+
 def test_matchers_of_several_incidents_name_what_they_share() -> None:
     found = [parse_detail(incident_table(i, detector=d)).incident for i, d in (("A.1", "link"), ("B", "link_flap"))]
     labels = {"A.1": {"scope": ("gpu:n1.0", "rack:r1")}, "B": {"scope": ("gpu:n2.0", "rack:r1")}}
