@@ -1,0 +1,146 @@
+"""Node, link and Explore in a real Chromium: charts draw, follow one crosshair, zoom into the address, fit a phone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.dashboards.conftest import running_api
+from tests.dashboards.device_tables import HOSTILE, serve_node
+from tests.dashboards.test_dashboard_browser import (
+    READY,
+    browser,  # noqa: F401 - a fixture
+    open_page,
+    running_dashboard,
+    shared_browser,  # noqa: F401 - a fixture
+)
+
+pytestmark = pytest.mark.chromium
+NODE = "/node?entity=node:n003&live=0"
+LINK = "/link?entity=port:n003.mlx5_0&live=0"
+EXPLORE = "/explore?entity=node:n003&signal=gpu.temperature&signal=gpu.power&live=0"
+PAGES = (
+    (NODE, "a.cell canvas"),
+    (LINK, ".panel canvas"),
+    (EXPLORE, ".panel canvas"),
+    ("/explore?view=sql", "textarea"),
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """Address of a dashboard over one node with eight GPUs and a port."""
+    with running_api() as api:
+        serve_node(api)
+        with running_dashboard(api.url) as url:
+            yield url
+
+
+@pytest.mark.walk
+def test_each_page_draws_its_charts(served: str, browser: Any) -> None:  # noqa: F811
+    for path, part in PAGES:
+        page, faults = open_page(browser, served + path)
+        page.locator(part).first.wait_for()
+        assert page.locator("[data-testid=stException]").count() == 0
+        assert faults == []
+        page.context.close()
+
+
+def painted(page: Any, selector: str) -> int:
+    """Returns how many pixels of the first canvas are not transparent."""
+    script = """(c) => { const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+                         let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
+    return int(page.locator(selector).first.evaluate(script))
+
+
+def test_charts_show_values_under_one_crosshair(served: str, browser: Any) -> None:  # noqa: F811
+    page, faults = open_page(browser, served + EXPLORE)
+    canvas = page.locator(".panel canvas")
+    canvas.first.wait_for()
+    assert canvas.count() == 2
+    assert painted(page, ".panel canvas") > 1000
+    box = canvas.first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 60)
+    page.locator(".marks b").wait_for()
+    assert re.fullmatch(r"\d+ [A-Z][a-z]{2} \d\d:\d\d:\d\dZ", page.locator(".marks b").inner_text())
+    assert page.locator(".keys button").filter(has_text="GPU 3 of n003 63 °C").count() == 1
+    page.mouse.move(box["x"] + box["width"] * 0.42, box["y"] + 60)  # in the gap
+    page.locator(".keys button").filter(has_text="GPU 3 of n003 no data").first.wait_for()
+    assert faults == []
+
+
+def test_a_legend_hides_its_line(served: str, browser: Any) -> None:  # noqa: F811
+    page, _ = open_page(browser, served + EXPLORE)
+    key = page.locator(".keys button").filter(has_text="GPU 3 of n003").first
+    key.click()
+    page.locator(".keys button.off").first.wait_for()
+
+
+def test_a_drag_zooms_and_the_address_has_the_range(served: str, browser: Any) -> None:  # noqa: F811
+    page, _ = open_page(browser, served + EXPLORE)
+    canvas = page.locator(".panel canvas").first
+    canvas.wait_for()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"from=.*to="))
+    asked = parse_qs(urlsplit(page.url).query)
+    assert "range" not in asked
+    assert asked["signal"] == ["gpu.temperature", "gpu.power"]
+    again, faults = open_page(browser, page.url)  # a link reproduces the view
+    again.locator(".panel canvas").first.wait_for()
+    assert faults == []
+
+
+def test_a_small_chart_opens_the_signal_in_explore(served: str, browser: Any) -> None:  # noqa: F811
+    page, _ = open_page(browser, served + NODE)
+    page.locator("a.cell").nth(3).click()
+    page.wait_for_url("**/explore?*")
+    asked = parse_qs(urlsplit(page.url).query)
+    assert (asked["entity"], asked["signal"]) == (["gpu:n003.3"], ["gpu.temperature"])
+    page.locator(".panel canvas").first.wait_for()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", [path for path, _ in PAGES])
+def test_pages_fit_a_phone(served: str, browser: Any, path: str, scheme: str) -> None:  # noqa: F811
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 390, "height": 844}, locale="en-GB")
+    page = context.new_page()
+    page.goto(served + path)
+    page.locator(READY).wait_for(timeout=60_000)
+    assert page.locator("[data-testid=stException]").count() == 0
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("node", "gpus"), [("node:n1", 0), ("node:n1", 1), ("node:n1", 64), (HOSTILE, 8)])
+def test_a_node_of_any_size_and_name_is_drawn(browser: Any, node: str, gpus: int) -> None:  # noqa: F811
+    with running_api() as api:
+        serve_node(api, node, gpus)
+        with running_dashboard(api.url) as url:
+            page, faults = open_page(browser, f"{url}/node?entity={node}&live=0")
+            page.get_by_text("Past incidents").wait_for()
+            assert page.locator("[data-testid=stException]").count() == 0
+            assert page.locator("h1 b").count() == 0
+            assert faults == []
+
+
+@pytest.mark.slow
+def test_a_page_says_unknown_while_the_api_is_away(browser: Any) -> None:  # noqa: F811
+    with running_api() as api:
+        serve_node(api)
+        with running_dashboard(api.url) as url:
+            page, _ = open_page(browser, f"{url}/node?entity=node:n003")
+            page.locator("a.cell").first.wait_for()
+            for path in ("entity", "values", "compare", "events", "fleet"):
+                api.broken[path] = (503, b'{"detail": "the store is not open"}')
+            page.get_by_text("Showing the last known state.").first.wait_for(timeout=30_000)
+            page.get_by_text("Unknown since").first.wait_for(timeout=30_000)
+            assert page.locator("a.cell").count() == 40
