@@ -66,6 +66,7 @@ class Viewer:
             max_size=None,
             compression=None,
             proxy=None,
+            ping_interval=None,  # the server pings
         )
         return await self.run(page, query)
 

@@ -218,4 +218,5 @@ def quoted(identity: str) -> str:
 
 def preview_matchers(matchers: Sequence[str]) -> tuple[Incident, ...]:
     """Returns the unresolved incidents that matchers match now. Raises ApiError, for a wrong matcher with its fault."""
+    identity.require("viewer")
     return make_client().send(parse_incidents, "silences/preview", {"matchers": list(matchers)})

@@ -70,8 +70,10 @@ def running_provider(at: Path, port: int, redirects: list[str], **ttl: int) -> I
         while "ready" not in line:  # the first lines warn that interactions are for development
             line = process.stdout.readline()
             assert line, "the provider ended at its start"
-        yield Provider(f"http://127.0.0.1:{port}", users, key)
-        process.terminate()
+        try:
+            yield Provider(f"http://127.0.0.1:{port}", users, key)
+        finally:
+            process.terminate()
 
 
 def log_in(browser: httpx.Client, answer: httpx.Response, name: str, stop: str) -> httpx.Response:

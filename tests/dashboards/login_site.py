@@ -119,9 +119,11 @@ def running_dashboard(config: Path, port: int) -> Iterator[None]:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)  # polls a real process; it has no event for this
-        yield
-        process.terminate()
-        process.wait(10)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(10)
 
 
 def is_listening(port: int) -> bool:
