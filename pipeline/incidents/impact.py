@@ -6,7 +6,7 @@ that sums over incidents are right. Event times (us) decide, so that a restart a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -233,20 +233,17 @@ class ImpactBook:
         """Returns the impact in the form of the API."""
         reach, jobs = tracked.reach, tracked.listed()
         suffering = [j for j in jobs if j.state in SUFFERS]
-        places = self.jobs.places
-        gpus, nodes, ranks = set(reach.gpus), set(reach.nodes), set(reach.ranks)
-        for loss in suffering:
-            for rank in places.ranks.get(loss.job, ()):
-                ranks.add(rank)
-                gpus.update(places.of[rank].gpus)
-                nodes.add(places.of[rank].node)
-        nodes.discard("")
+        parts = [self.jobs.places.parts_of(loss.job) for loss in suffering]
+        gpus, nodes, ranks = (
+            _count_together(own, [part[i] for part in parts])
+            for i, own in enumerate((reach.gpus, reach.nodes, reach.ranks))
+        )
         _, affected = self._split(tracked)
         lost, rate = tracked.lost, tracked.rate
         found = {
-            "gpus": len(gpus),
-            "nodes": len(nodes),
-            "ranks": len(ranks),
+            "gpus": gpus,
+            "nodes": nodes,
+            "ranks": ranks,
             "job_count": len(jobs),
             "jobs": [j.as_json() for j in jobs[:MOST_JOBS]],
             "lost_gpu_hours": round(lost, 3),
@@ -288,6 +285,13 @@ class ImpactBook:
         """Returns who suffers from an incident, as one line for alerts; empty if nothing is known to."""
         tracked = self.tracked.get(incident) or self.dirty.get(incident)
         return "" if tracked is None else str(self.describe(tracked)["text"])
+
+
+def _count_together(own: frozenset[str], others: Sequence[frozenset[str]]) -> int:
+    """Returns the number of entities in any of the sets; for one large set without copying it."""
+    if len(others) == 1:
+        return len(others[0]) + sum(entity not in others[0] for entity in own)
+    return len(own.union(*others))
 
 
 def describe_impact(impact: Mapping[str, Any]) -> str:

@@ -57,6 +57,14 @@ class Places:
     ranks: dict[str, list[str]] = field(default_factory=dict)
     on: dict[str, list[str]] = field(default_factory=dict)
     version: int = 0
+    _parts: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = field(default_factory=dict)
+
+    def parts_of(self, job: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """Returns GPUs, nodes and ranks of a job; found once, since many incidents may concern one large job."""
+        if job not in self._parts:
+            ranks = self.ranks.get(job, ())
+            self._parts[job] = frozenset(self.gpus_of(job)), frozenset(self.nodes_of(job)), frozenset(ranks)
+        return self._parts[job]
 
     def gpus_of(self, job: str) -> set[str]:
         """Returns the GPUs of a job."""
