@@ -52,11 +52,12 @@ from pipeline.api.people_routes import Acknowledgement, act_on_incident, answer_
 from pipeline.api.query import QueryAnswer
 from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
+from pipeline.api.topology_reads import list_above
 from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
 from pipeline.incidents.impact_rows import read_impact
 from pipeline.incidents.paths import explain_incident
-from pipeline.model.records import SECOND, Caller, iso
+from pipeline.model.records import SECOND, Caller, from_iso, iso
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
 
@@ -260,11 +261,11 @@ def incident_detail(request: Request, incident: str) -> Response:
             raise _unknown(incident) from error
         others, similar = ledger.list_incidents_near(cursor, incident), list_similar(cursor, incident)
         impact = read_impact(cursor, incident)
-    topology = service.topology_copy.get()
+        topology = service.topology_copy.get()
+        above = list_above(topology, cursor, found["entity"], from_iso(found["onset"]))
     blast = compute_blast_radius(found["cause"], found["members"], topology)
     radius = {"entities": blast.entities, "jobs": list(blast.jobs)}
     near = list_co_occurring(found["cause"], others, topology)
-    above = list(topology.ancestors(found["entity"]))
     version = max((row["number"] for row in found["history"]), default=0)
     more = {"blast_radius": radius, "above": above, "co_occurring": near, "version": version, "similar": similar}
     more |= {"labels": labels_of(service, incident), "impact": impact}

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from pipeline.model.records import iso
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.topology import WORK, Topology, kind_of
 from pipeline.store.topology_lines import (
     Line,
     has_changed_since,
@@ -49,6 +49,13 @@ def list_places(topology: Topology, cursor: duckdb.DuckDBPyConnection, entity: s
     if inside is not None:
         return [inside]
     return [e for e in dict.fromkeys((*below, *sorted(nodes))) if kind_of(e) in _HOLDS_RANKS]
+
+
+def list_above(topology: Topology, cursor: duckdb.DuckDBPyConnection, entity: str, time: int) -> list[str]:
+    """All ancestors of an entity at a time, nearest first: from memory, unless the topology changed after it."""
+    if kind_of(entity) not in WORK and has_changed_since(cursor, time):
+        return list_ancestors(cursor, entity, time)
+    return list(topology.ancestors(entity))
 
 
 def describe_topology(cursor: duckdb.DuckDBPyConnection, entity: str, time: int) -> dict[str, Any]:

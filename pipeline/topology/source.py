@@ -77,12 +77,15 @@ class SourceTopology:
     remarks: list[str] = field(default_factory=list)
     more_remarks: int = 0
     _places: dict[str, str] = field(default_factory=dict)
+    _checked: set[str] = field(default_factory=set)
 
     def add(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
         """Adds parents of an entity; those of an earlier line stay. Raises UsageError on a bad name."""
         above = tuple(dict.fromkeys(parents))
-        if fault := find_entity_fault((entity, *above)):
+        fresh = [name for name in (entity, *above) if name not in self._checked]
+        if fresh and (fault := find_entity_fault(fresh)):
             raise file.fault(place, fault, "an entity like node:n042")
+        self._checked.update(fresh)
         if entity in above:
             raise file.fault(place, f"{quote_text(entity)} is its own parent", "another parent")
         known = self.parents.get(entity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 
@@ -122,3 +124,11 @@ def test_a_link_has_both_ends_with_state_and_optics(client: httpx.Client, moved:
     assert [(x.near.port, x.far and x.far.port) for x in switch.links] == [("port:l1.4", "port:n1.mlx5_0")]
     port = LinksAt.model_validate(client.get("/api/v1/links", params={"entity": "port:n3.mlx5_0"}).json())
     assert [(x.near.port, x.far) for x in port.links] == [("port:n3.mlx5_0", None)]
+
+
+def test_an_incident_is_explained_by_the_topology_of_its_time(
+    client: httpx.Client, moved: int, open_incident: Callable[..., None], database: Database
+) -> None:
+    open_incident("i1", "node:n1")
+    database.connection.execute("UPDATE incidents SET onset = make_timestamptz(?)", [moved - SECOND])
+    assert client.get("/api/v1/incidents/i1").json()["above"] == ["rack:r8"]
