@@ -130,7 +130,7 @@ def print_cost(nodes: int, incidents: int) -> None:
         begin = time.process_time()
         with database.transaction() as connection:
             writer.write(connection, now)
-        print(f"one write of at most 2,000 impacts: {1000 * (time.process_time() - begin):.0f} ms")
+        print(f"one write of at most 500 impacts: {1000 * (time.process_time() - begin):.0f} ms")
         database.close()
 
 
