@@ -49,6 +49,7 @@ class EvaluationProgress:
         self._closed: int | None = None
         self._moved = monotonic()
         self._lag_s = self._ahead_s = 0.0
+        self._has_closed = False
 
     def record(self, closed: int, newest: int | None, now: int | None = None) -> None:
         """Records the event time of the last closed frame, the newest stored event time, and our clock (UTC us)."""
@@ -56,6 +57,7 @@ class EvaluationProgress:
         if closed != self._closed:
             self._closed, self._moved = closed, self._monotonic()
         self._lag_s = 0.0 if newest is None else (newest - closed) / SECOND
+        self._has_closed = closed > 0
 
     def describe_trouble(self) -> str | None:
         """Returns why the evaluation is stalled, None while it advances."""
@@ -66,5 +68,6 @@ class EvaluationProgress:
             return f"{STALLED}: clock was set back: data of the next {self._ahead_s:.0f} s is late"
         unchanged_s = self._monotonic() - self._moved
         if self._lag_s > self._lateness + self.limit_s and unchanged_s > self.limit_s:
-            return f"{STALLED} for {unchanged_s:.0f} s: the newest {self._lag_s:.0f} s of telemetry are not evaluated"
+            lag = f"the newest {self._lag_s:.0f} s of telemetry are" if self._has_closed else "all stored telemetry is"
+            return f"{STALLED} for {unchanged_s:.0f} s: {lag} not evaluated"
         return None

@@ -222,6 +222,14 @@ BOUNDS: Mapping[str, Bound] = {
         )
         for table in ("inventory_past", "site_line", "site_link")
     },
+    "acts": Bound(
+        "[store] audit_days after its last change; those in force stay",
+        ("DELETE FROM acts WHERE NOT active AND updated < make_timestamptz({audit})",),
+    ),
+    "act_history": Bound("as long as its act", ("DELETE FROM act_history WHERE act NOT IN (SELECT id FROM acts)",)),
+    "act_breaker": Bound(
+        "[store] audit_days after it was closed", ("DELETE FROM act_breaker WHERE closed < make_timestamptz({audit})",)
+    ),
     "audit": Bound(
         f"[store] audit_days, and the newest {AUDIT_ROWS:,} rows",
         (f"DELETE FROM audit WHERE {_older_than('audit', 'time', 'audit', AUDIT_ROWS)}",),

@@ -133,4 +133,4 @@ def test_what_hangs_on_the_units_of_a_large_fleet_is_found_quickly() -> None:
     begun = time.process_time()
     found = find_below(topology)
     assert (len(found["cdu:c0"].nodes), len(found["pdu:p0"].nodes)) == (144, 18)
-    assert time.process_time() - begun < 2.0  # measured: 0.3 s
+    assert time.process_time() - begun < 2.0
