@@ -21,7 +21,7 @@ from tests.dashboards.login_site import Site, cookies_of, running_site
 from tests.oidc_provider import SECRET, log_in
 
 pytestmark = pytest.mark.oidc
-FLEET = "node:n003"
+FLEET = "1 critical of 3 nodes"
 """What only somebody with access sees."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.sections import Config, Limits
+from pipeline.config.sections import Limits
 from pipeline.ingest.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
 from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
 from pipeline.ingest.entities import EXPIRY, EntityCounts, load_entities, load_topology
@@ -40,7 +40,7 @@ def send_gpus(site, node, *entities, site_name="local"):
 
 def topology_at_start(site):
     """Returns the topology that a pipeline loads when it starts on this store."""
-    return load_topology(load_entities(site.database.connection, 0), Config())
+    return load_topology(load_entities(site.database.connection, 0))
 
 
 # --- kinds of event -------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_store_with_inadmissible_rows_starts_without_them(site, caplog):
             [entity, parents, attributes],
         )
     found = load_entities(site.database.connection, T0)
-    topology = load_topology(found, Config())
+    topology = load_topology(found)
     assert topology.parents["node:n1"] == ("rack:a",)
     assert {"row:d", "gpu:j", "gpu:l", "gpu:\u202egpj"} <= found.skipped.keys()
     assert max(len(topology.ancestors(f"deep:{i:05}")) for i in range(2000)) == MAX_DEPTH
@@ -385,7 +385,7 @@ def test_a_failed_transaction_leaves_no_parents_behind():
 def test_devices_and_topology_of_an_empty_store_are_empty(tmp_path):
     database = Database(tmp_path / "store.duckdb")
     assert Devices(database.connection).names("gpu") == []
-    assert load_topology(load_entities(database.connection, T0), Config()).parents == {}
+    assert load_topology(load_entities(database.connection, T0)).parents == {}
     database.close()
 
 
