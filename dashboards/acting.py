@@ -39,6 +39,7 @@ def act_on_incident(identity: str, version: int | None, verb: str, body: Mapping
         except ApiError as error:
             if error.status != CONFLICT or version is None:
                 return Outcome("critical", f"Nothing changed. {error}", False)
+        snapshot.api_url()  # a login may have ended meanwhile
         try:
             fresh = snapshot.make_client().fetch_incident(identity)
         except ApiError as error:

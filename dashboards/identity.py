@@ -16,7 +16,7 @@ from dashboards import oidc
 from dashboards.client import ApiError
 from pipeline.config.dashboard import Dashboard, ProxyLogin
 from pipeline.http.roles import CLIENT_HEADER, ROLE_HEADER, USER_HEADER, encode_name, find_role, is_name, is_note
-from pipeline.model.records import ROLES, Role
+from pipeline.model.roles import ROLES, Role
 
 Barrier = Literal["logged_out", "ended", "refused", "no_role"]
 """Why somebody is not let in: never logged in, the login ended, it is not accepted, none of the groups has a role."""

@@ -27,7 +27,8 @@ from pipeline.http.roles import (
     decode_name,
     find_role,
 )
-from pipeline.model.records import ROLES, Caller
+from pipeline.model.records import Caller
+from pipeline.model.roles import ROLES
 
 BODY_BYTES = 256 * 1024
 """Longest request body (chosen: four times the longest query; all other bodies are much shorter)."""

@@ -23,7 +23,8 @@ from pipeline.incidents import audit
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import load_silences
 from pipeline.model.errors import UsageError
-from pipeline.model.records import SECOND, Caller, Role, from_iso
+from pipeline.model.records import SECOND, Caller, from_iso
+from pipeline.model.roles import Role
 
 SHIFT = 8 * 3600 * SECOND
 """Time of a handover without `since`. Chosen: a shift."""

@@ -17,7 +17,8 @@ from pathlib import Path
 from pipeline.config.sections import Api, Gateway
 from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError, UsageError
-from pipeline.model.records import SECOND, Caller, Role
+from pipeline.model.records import SECOND, Caller
+from pipeline.model.roles import Role
 
 MIN_TOKEN_CHARACTERS = 16
 """Minimum length of a token (chosen: 16 random letters cannot be guessed over a network)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
-from pipeline.model.records import Role
+from pipeline.model.roles import Role
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _IN_URL = tuple(f"{host}{end}" for host in ("127.0.0.1", "[::1]", "localhost") for end in (":", "/"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
-from pipeline.model.records import Role
+from pipeline.model.roles import Role
 
 USER_HEADER, ROLE_HEADER, CLIENT_HEADER = "Fleetpulse-User", "Fleetpulse-Role", "Fleetpulse-Client"
 """The person's name (percent-encoded UTF-8), role, and address."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.model.roles import ROLES, Role
 from pipeline.model.topology import Topology
 
 SECOND = 1_000_000
@@ -20,8 +21,6 @@ Level = Literal["suspect", "ticket", "page"]
 LEVELS: tuple[Level, ...] = ("suspect", "ticket", "page")
 Severity = Literal["watch", "ticket", "page"]
 State = Literal["open", "acknowledged", "silenced", "resolved"]
-Role = Literal["viewer", "operator", "admin"]
-ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 TELEMETRY = "telemetry.v1"
 EVENTS = "events.v1"
 OTLP = "otlp_metrics"
