@@ -169,6 +169,7 @@ def _set_address(**changes: str) -> None:
 
 def write_report_now(within: str) -> str:
     """Returns the report of this moment, or why there is none."""
+    snapshot.api_url()  # asks for access, as every read does
     client = snapshot.make_client()
     try:
         return write_report(lambda path, query: client.fetch(dict, path, query.items()), snapshot.now(), within)

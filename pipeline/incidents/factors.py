@@ -304,8 +304,9 @@ class FactorIndex:
         kind = kind_of(entity)
         if kind == "port":
             return self.link_suspect(entity)
-        over = {"rank": "gpu", "leak_detector": "rack"}.get(kind)
-        return (self.topology.ancestor_of_kind(entity, over) if over else None) or entity
+        if kind == "leak_detector":  # of a rack; one in a coolant unit names the wet place better than its rack does
+            return next((p for p in self.topology.parents.get(entity, ()) if kind_of(p) == "rack"), entity)
+        return (self.topology.ancestor_of_kind(entity, "gpu") if kind == "rank" else None) or entity
 
     def as_json(self) -> list[list[Any]]:
         """Returns the recent changes, which the topology of this moment does not show."""

@@ -261,17 +261,16 @@ class Notifier:
             self._holding[name] = self._held[name].release(self._clock()) or self._rules.hold
         due = self._load_probe(name) if health.is_down else self._load_due(name, self._clock())
         settled = Settlements(self._store, name)
-        try:
-            for payload in due:
-                self.beats[name].beat("POST")
-                answer = self._send(name, payload)
-                if ended():
-                    return len(due)
-                self._store_result(name, payload, answer, settled)
-                if health.is_down:
-                    break
-        finally:
-            settled.write()
+        for payload in due:
+            self.beats[name].beat("POST")
+            answer = self._send(name, payload)
+            if ended():
+                settled.write()
+                return len(due)
+            self._store_result(name, payload, answer, settled)
+            if health.is_down:
+                break
+        settled.write()  # not after an error of the store: what it wrote is unknown, and would be counted twice
         self._report_receiver(name)
         return len(due)
 
