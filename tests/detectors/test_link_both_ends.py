@@ -13,7 +13,6 @@ from detectors.link.link import Link
 from detectors.link.link_stall import LinkStall
 from detectors.runner import Runner
 from pipeline.commands.service import load_topology
-from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine
 from pipeline.ingest.entities import load_entities
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
@@ -90,7 +89,7 @@ def run_detector(site: Site, detector: Link | LinkStall, ticks: int, change: Cha
     while ingest.step() is not None:
         pass
     assert site.database is not None
-    topology = load_topology(load_entities(site.database.connection, 0), Config())
+    topology = load_topology(load_entities(site.database.connection, 0))
     engine = Engine(site.database, ingest.devices, topology, Runner([detector]), lambda *_: [], lambda: START * 2, STEP)
     ship(site, ticks, change)
     while (committed := ingest.step()) is not None:
