@@ -94,6 +94,14 @@ class Sequences(RuleBasedStateMachine):
             except FleetpulseError:
                 COUNTS["refused"] += 1
 
+    @rule(verb=st.sampled_from(["hold", "hold", "release"]), names=NODES)
+    def act_as_people_should(self, verb: str, names: list[str]) -> None:
+        """One asks, another approves, the executor works: most sequences must reach the scheduler."""
+        with suppress(Killed, FleetpulseError):
+            act = self.world.propose(verb, *names)
+            self.world.approve(act, BOB)
+            self.world.run(2)
+
     @rule(rounds=st.integers(1, 4))
     def work(self, rounds: int) -> None:
         with suppress(Killed, FleetpulseError):
