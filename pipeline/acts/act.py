@@ -74,6 +74,8 @@ TRANSITIONS: Mapping[State, tuple[State, ...]] = {
     "failed": (),
     "rolled_back": (),
 }
+POLICY = "policy:"
+"""How the requester of an act begins that a policy proposed."""
 MAX_TARGETS = 64
 """Most nodes of one act. Chosen: the racks of one coolant loop; the guards allow far fewer."""
 MAX_REASON = 500

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pipeline.acts import breaker, ledger
-from pipeline.acts.act import MAX_REASON, VERBS, Act, Approval, Plan, When, check_targets, describe
+from pipeline.acts.act import MAX_REASON, POLICY, VERBS, Act, Approval, Plan, When, check_targets, describe
 from pipeline.acts.approval import check_approval, has_enough_people
 from pipeline.acts.guards import Facts
 from pipeline.config.acts import Acts
@@ -24,8 +24,6 @@ from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
 
 EXECUTOR = "executor"
-POLICY = "policy:"
-"""How the requester of an act begins that a policy proposed."""
 LEASE_S = 30.0
 """How long an executor that no longer asks keeps the right to act (s). Chosen: six polls."""
 T = TypeVar("T")
@@ -34,7 +32,7 @@ Job = Literal["plan", "execute", "resume", "verify", "watch"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing for the executor to do, with the facts for the guards."""
+    """One thing for the executor to do. facts: for a plan; before an act is executed they are collected anew."""
 
     job: Job
     act: Act
@@ -224,7 +222,7 @@ class Board:
             self.expire_due()
             acts = reversed(self.list_acts(only_open=True))
             jobs = [(job, act) for act in acts if (job := _next_job(act)) is not None]
-            return [Work(job, act, self._collect_facts(act)) for job, act in jobs]
+            return [Work(job, act, self._collect_facts(act) if job == "plan" else Facts()) for job, act in jobs]
 
     def collect_facts(self, id_: str) -> Facts:
         """Returns the facts for an act as they are now, for the guards before it is executed."""
@@ -242,7 +240,7 @@ class Board:
                 why = "; ".join(f"{g.name}: {g.now}, limit {g.limit}" for g in plan.failing)
                 return self._save(planned.move("refused", now, result={"reason": why}), EXECUTOR, "refuse act", why)
             waiting = planned.move("awaiting_approval", now)
-            policy = breaker.find_approving_policy(self, waiting)
+            policy = self.read(breaker.find_approving_policy, waiting, self.config.policies, now)
             if policy is not None:
                 given = Approval(f"{POLICY}{policy}", now, plan.hash(waiting), "approved by the policy", policy=True)
                 expires = now + self._approved_for(waiting)
@@ -331,7 +329,7 @@ class Board:
                 self._save(act.move("expired", now), "fleetpulse", "expire act", f"not begun while it was {act.state}")
 
     def _open_breaker_if_due(self) -> None:
-        reason = breaker.find_reason(self)
+        reason = self.read(breaker.find_reason, self.clock(), self.fleet_nodes())
         if reason and not self.read_breaker():
             with self.database.transaction() as connection:
                 ledger.open_breaker(connection, reason, self.clock())

@@ -38,6 +38,15 @@ class SchedulerJob:
     requeues: bool = False
 
 
+def list_jobs_by_node(jobs: Mapping[str, SchedulerJob]) -> dict[str, tuple[str, ...]]:
+    """Returns the ids of the jobs that run on each node, sorted."""
+    found: dict[str, set[str]] = {}
+    for job in jobs.values():
+        for name in job.nodes:
+            found.setdefault(name, set()).add(job.id)
+    return {name: tuple(sorted(ids)) for name, ids in found.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
     """All nodes and running jobs at one moment. taken: when (UTC us)."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.acts import ledger
-from pipeline.acts.act import Act
-from pipeline.acts.board import POLICY
+from pipeline.acts.act import POLICY, Act
 from pipeline.acts.guards import Facts
 from pipeline.config.acts import Acts
 from pipeline.engine.engine import Engine
@@ -50,7 +49,9 @@ class FactSource:
             acts = ledger.load_acts(connection, only_open=True)
             recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT)
             held = {target.partition(":")[2]: other for other in acts for target in other.held}
-            checks = {name: self._find_check(name, held[name]) for name in names if name in held}
+            ours = {name: held[name] for name in names if name in held}
+            done = [a for a in ledger.load_acts(connection) if a.verb == "diagnose"] if ours else []
+            checks = {name: self._find_check(name, hold, done) for name, hold in ours.items()}
             rows = connection.execute(_CHECKPOINTS, [act.updated]).fetchall() if act.when == "after_checkpoint" else []
             breaker = ledger.read_breaker(connection)
         busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
@@ -94,12 +95,11 @@ class FactSource:
             if kind_of(entity) == "node"
         }
 
-    def _find_check(self, name: str, hold: Act) -> str:
+    def _find_check(self, name: str, hold: Act, diagnostics: Sequence[Act]) -> str:
         """Returns the check that ran on a node after it was held: a diagnostic that passed, or a right canary."""
         connection = self._engine.database.connection
-        passed = [a for a in ledger.load_acts(connection) if a.verb == "diagnose" and a.state == "verified"]
-        for act in passed:
-            if f"node:{name}" in act.targets and act.created >= hold.created:
+        for act in diagnostics:
+            if act.state == "verified" and f"node:{name}" in act.targets and act.created >= hold.created:
                 return f"diagnose level {act.params.get('level', '1')} passed ({act.id})"
         return "canary right" if connection.execute(_CHECKS, [name, hold.updated]).fetchone() else ""
 

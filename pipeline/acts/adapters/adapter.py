@@ -52,6 +52,21 @@ class Adapter(Protocol):
         ...
 
 
+def check_owner(act: Act, fresh: SchedulerNode, planned: SchedulerNode) -> Outcome | None:
+    """Returns why nothing is to be done to a node as it is now, or that it is done; None: go on.
+
+    What others took out of service is left to them; what is released or emptied must still carry the planned mark.
+    """
+    if act.verb == "hold":
+        if fresh.mark == act.mark:
+            return Outcome(True, f"{fresh.name}: is held for this act already")
+        said = f"{fresh.name}: is {fresh.state} for {fresh.reason!r}, which is not ours"
+        return Outcome(False, said) if fresh.out else None
+    if act.verb in ("release", "evict") and (not fresh.mark or fresh.mark != planned.mark):
+        return Outcome(False, f"{fresh.name}: is no longer held here: {fresh.reason!r}")
+    return None
+
+
 def write_note(act: Act) -> str:
     """Returns the reason for the scheduler: the owner mark, incident, requester and reason, in printable ASCII."""
     words = " ".join(filter(None, (act.mark, act.incident, act.requested_by, act.reason)))

@@ -18,8 +18,8 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, write_note
-from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState
+from pipeline.acts.adapters.adapter import Outcome, check_owner, write_note
+from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
 
@@ -50,7 +50,7 @@ class Kubernetes:
     ) -> None:
         self._access, self._pause = acts.kubernetes, pause
         api = make_api() if make_api else self._connect()
-        self._core, self._policy = client.CoreV1Api(api), client.PolicyV1Api(api)
+        self._core = client.CoreV1Api(api)
 
     def _connect(self) -> client.ApiClient:
         access = self._access
@@ -65,11 +65,8 @@ class Kubernetes:
             nodes = [n for n in self._list(self._core.list_node) if self._gpus_of_node(n)]
             pods = list(self._list(self._core.list_pod_for_all_namespaces))
         jobs = self._jobs(pods)
-        on: dict[str, set[str]] = {}
-        for job in jobs.values():
-            for name in job.nodes:
-                on.setdefault(name, set()).add(job.id)
-        found = {n.metadata.name: parse_node(n, tuple(sorted(on.get(n.metadata.name, ())))) for n in nodes}
+        on = list_jobs_by_node(jobs)
+        found = {n.metadata.name: parse_node(n, on.get(n.metadata.name, ())) for n in nodes}
         return SchedulerState(now, found, jobs)
 
     def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
@@ -93,13 +90,8 @@ class Kubernetes:
         for _ in range(MAX_STALE):
             with _reachable(f"read node {node.name}"):
                 fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
-            seen = parse_node(fresh, ())
-            if act.verb == "hold" and seen.out and seen.mark != act.mark:
-                return Outcome(False, f"{node.name}: is {seen.state} for {seen.reason!r}, which is not ours")
-            if act.verb == "hold" and seen.mark == act.mark and seen.out:
-                return Outcome(True, f"{node.name}: is held for this act already")
-            if act.verb == "release" and (not seen.mark or seen.mark != node.mark):
-                return Outcome(False, f"{node.name}: its annotation is {seen.reason!r} now, which is not ours")
+            if (decided := check_owner(act, parse_node(fresh, ()), node)) is not None:
+                return decided
             said = self._patch(fresh, write_note(act) if act.verb == "hold" else None)
             if said != "stale":
                 return Outcome(not said, said or "done")
@@ -125,7 +117,7 @@ class Kubernetes:
     def _patch(self, fresh: Any, note: str | None) -> str:
         """Holds (note) or releases (None) a node as it was read. Returns the refusal; "stale" if it changed since."""
         taints = [t for t in (fresh.spec.taints or ()) if t.key != TAINT]
-        kept = [client.ApiClient().sanitize_for_serialization(taint) for taint in taints]
+        kept = [self._core.api_client.sanitize_for_serialization(taint) for taint in taints]
         body = {
             "metadata": {"resourceVersion": fresh.metadata.resource_version, "annotations": {ANNOTATION: note}},
             "spec": {
@@ -144,8 +136,8 @@ class Kubernetes:
         """Evicts the pods of a held node, except those of DaemonSets, which come back anyway, and static ones."""
         with _reachable(f"read node {node.name}"):
             seen = parse_node(self._core.read_node(node.name, _request_timeout=TIMEOUT_S), ())
-        if not seen.mark or seen.mark != node.mark:
-            return Outcome(False, f"{node.name}: is no longer held here: {seen.reason!r}")
+        if (decided := check_owner(act, seen, node)) is not None:
+            return decided
         end = time.monotonic() + self._access.evict_minutes * 60
         protected: dict[str, str] = {}
         while True:

@@ -1,7 +1,7 @@
-"""Slurm by its commands: scontrol, squeue, sinfo, scancel. Tested with 22.05 and 24.11.
+"""Slurm by its commands: scontrol, squeue, sinfo, scancel. Tested with 22.05.
 
-Nodes and jobs are read in one-line text (`scontrol -o show node`, `squeue -o`), which all versions write alike, while
-their JSON differs. A hold is DRAIN: running work continues. Only nodes whose Reason carries our mark are resumed.
+Nodes and jobs are read in one-line text (`scontrol -o show node`, `squeue -o`), while the JSON of its
+versions differs. A hold is DRAIN: running work continues. Only nodes whose Reason carries our mark are resumed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, write_note
-from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
+from pipeline.acts.adapters.adapter import Outcome, check_owner, write_note
+from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
 
@@ -61,14 +61,8 @@ class Slurm:
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.carry_out`."""
         fresh = self._find(node.name)
-        if act.verb == "release" and (not fresh.mark or fresh.mark != node.mark):
-            return Outcome(False, f"{node.name}: its reason is {fresh.reason!r} now, which is not ours")
-        if act.verb == "hold" and fresh.out and fresh.mark != act.mark:
-            return Outcome(False, f"{node.name}: is {fresh.state} for {fresh.reason!r}, which is not ours")
-        if act.verb == "evict" and (not fresh.mark or fresh.mark != node.mark):
-            return Outcome(False, f"{node.name}: is no longer held here: {fresh.reason!r}")
-        if act.verb == "hold" and fresh.mark == act.mark:
-            return Outcome(True, f"{node.name}: is held for this act already")
+        if (decided := check_owner(act, fresh, node)) is not None:
+            return decided
         said = []
         for words in _commands(act, fresh, node.name, self._jobs_of(act, fresh)):
             ran = self._run(self._locate(words))
@@ -143,10 +137,7 @@ def is_away(text: str) -> bool:
 
 def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, SchedulerNode]:
     """Returns the nodes of `scontrol -o show node`; Reason is the last field before `[user@time]`."""
-    on: dict[str, list[str]] = {}
-    for job in jobs.values():
-        for host in job.nodes:
-            on.setdefault(host, []).append(job.id)
+    on = list_jobs_by_node(jobs)
     found = {}
     for line in text.splitlines():
         named, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
@@ -155,8 +146,7 @@ def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, Schedu
         name, parts = named[1], re.split(r"[+*~#!%$@^-]", state[1].upper())
         reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?=\s{2,}|\s*$)", line)
         said = reason[1].strip() if reason else ""
-        running = tuple(sorted(on.get(name, ())))
-        found[name] = SchedulerNode(name, not OUT.isdisjoint(parts), state[1], said, running)
+        found[name] = SchedulerNode(name, not OUT.isdisjoint(parts), state[1], said, on.get(name, ()))
     return found
 
 

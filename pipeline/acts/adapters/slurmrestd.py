@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, write_note
+from pipeline.acts.adapters.adapter import Outcome, check_owner, write_note
 from pipeline.acts.adapters.slurm import OUT
-from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
+from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
 from pipeline.model.errors import ConfigError, Unreachable
@@ -58,13 +58,8 @@ class Slurmrestd:
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.carry_out`."""
         fresh = self._find(node.name)
-        if act.verb == "hold" and fresh.mark == act.mark:
-            return Outcome(True, f"{node.name}: is held for this act already")
-        if act.verb == "hold" and fresh.out:
-            return Outcome(False, f"{node.name}: is {fresh.state} for {fresh.reason!r}, which is not ours")
-        if act.verb == "release" and (not fresh.mark or fresh.mark != node.mark):
-            return Outcome(False, f"{node.name}: its reason is {fresh.reason!r} now, which is not ours")
-        return self._change(node.name, _body(act))
+        decided = check_owner(act, fresh, node)
+        return self._change(node.name, _body(act)) if decided is None else decided
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
@@ -124,16 +119,13 @@ def _body(act: Act) -> dict[str, Any]:
 
 def parse_nodes(answer: Mapping[str, Any], jobs: Mapping[str, SchedulerJob]) -> dict[str, SchedulerNode]:
     """Returns the nodes of an answer. States are a list here ("IDLE", "DRAIN")."""
-    on: dict[str, list[str]] = {}
-    for job in jobs.values():
-        for name in job.nodes:
-            on.setdefault(name, []).append(job.id)
+    on = list_jobs_by_node(jobs)
     found = {}
     for row in answer.get("nodes", ()):
         states = [str(state).upper() for state in row.get("state", ())]
-        name, running = str(row["name"]), tuple(sorted(on.get(str(row["name"]), ())))
+        name = str(row["name"])
         out = not OUT.isdisjoint(states)
-        found[name] = SchedulerNode(name, out, "+".join(states), str(row.get("reason") or ""), running)
+        found[name] = SchedulerNode(name, out, "+".join(states), str(row.get("reason") or ""), on.get(name, ()))
     return found
 
 
