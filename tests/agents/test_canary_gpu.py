@@ -146,8 +146,12 @@ import torch
 on_gpu = torch.cuda.is_available()
 device = TorchDevice("cuda:0" if on_gpu else "cpu", memory=0.01, disturb=flip)
 exact_roots = on_gpu or not torch.backends.mkl.is_available()  # MKL rounds some roots the other way
+ones = torch.ones((512, 512), dtype=torch.bfloat16)
+exact_bf16 = on_gpu or bool((ones @ ones == 512).all())  # a CPU without AVX-512 sums in bfloat16, which ends at 256
+exact = {"sqrt": exact_roots, "gemm-bf16-": exact_bf16}
 asked = [Problem(**given) for given in problems]
-print(json.dumps([device.compute_answer(p, 3) if exact_roots or "sqrt" not in p.name else None for p in asked]))
+right = [all(found or part not in p.name for part, found in exact.items()) for p in asked]
+print(json.dumps([device.compute_answer(p, 3) if known else None for p, known in zip(asked, right)]))
 """
 
 
@@ -169,7 +173,7 @@ def test_pytorch_and_numpy_give_the_same_answers_in_every_format(torch_python: s
     small = [replace(p, **SMALL[p.work]) for p in (*PROBLEMS, *VOTED_PROBLEMS)]
     found = dict(zip(small, answers(torch_python, small), strict=True))
     computed = {p: a for p, a in found.items() if a is not None}
-    assert {p.format for p in computed} >= {"f32", "f64", "tf32", "i64", "bf16"}
+    assert {p.format for p in computed} >= {"f32", "f64", "tf32", "i64"}
     assert [p.name for p, a in computed.items() if p.work != "special" and a != right_answer(p, 3)] == []
     assert all(len(found[p] or "") == 16 for p in small if p.work == "special")
 
