@@ -305,7 +305,8 @@ class FactorIndex:
         if kind == "port":
             return self.link_suspect(entity)
         if kind == "leak_detector":  # of a rack; one in a coolant unit names the wet place better than its rack does
-            return next((p for p in self.topology.parents.get(entity, ()) if kind_of(p) == "rack"), entity)
+            place = next((p for p in self.topology.parents.get(entity, ()) if kind_of(p) in ("rack", "cdu")), entity)
+            return place if kind_of(place) == "rack" else entity
         return (self.topology.ancestor_of_kind(entity, "gpu") if kind == "rank" else None) or entity
 
     def as_json(self) -> list[list[Any]]:

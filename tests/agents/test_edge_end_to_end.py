@@ -117,7 +117,7 @@ def test_a_leak_is_an_event_an_incident_and_a_webhook_while_another_bmc_hangs(
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
         api = f"http://127.0.0.1:{port}/api/v1"
-        wait_for(lambda: get_json(f"{api}/entities?kind=leak_detector")["entities"], 40, "the leak detectors are known")
+        wait_for(lambda: get_json(f"{api}/entities?kind=leak_detector")["entities"], 60, "the leak detectors are known")
         changed = time.monotonic()
         double.set(LEAK, "/DetectorState", "Critical")
         opened = wait_for(

@@ -121,6 +121,19 @@ def test_the_leak_detector_of_a_rack_tells_which_part_of_the_loop_leaks() -> Non
     assert case.causes() == {"rack:r1"}, "the loop loses what the rack leaks"
 
 
+@pytest.mark.parametrize(
+    ("parents", "suspect"),
+    [
+        (("rack:r1", "cdu:c1"), "rack:r1"),
+        (("cdu:c1", "rack:r1"), "leak_detector:r1"),  # the coolant unit stands in the row of the rack
+    ],
+)
+def test_a_leak_detector_in_a_coolant_unit_keeps_its_name_and_one_in_a_rack_blames_the_rack(
+    parents: tuple[str, ...], suspect: str
+) -> None:
+    assert FactorIndex(Topology({"leak_detector:r1": parents})).suspect_of("leak_detector:r1") == suspect
+
+
 def test_each_incident_says_how_sure_its_cause_is_and_what_else_was_weighed() -> None:
     case = site(hall(nodes=16))
     case.report_findings(*nodes(range(8)), found("gpu:n60.0", "sdc"))
