@@ -37,12 +37,28 @@ def find_reason(cursor: duckdb.DuckDBPyConnection, now: int, fleet_nodes: int) -
 def find_approving_policy(
     cursor: duckdb.DuckDBPyConnection, act: Act, policies: Iterable[ActPolicy], now: int
 ) -> str | None:
-    """Returns the name of the policy that may approve this act by itself; None: a person must."""
-    if not act.requested_by.startswith(POLICY) or act.plan is None or act.plan.failing or act.plan.people > 1:
+    """Returns the name of the policy that may approve this act by itself; None: a person must.
+
+    A policy approves only for a scope: one for everywhere (`*`) proposes at most. A person who is called like a policy
+    is none.
+    """
+    if (
+        act.by_person
+        or not act.requested_by.startswith(POLICY)
+        or act.plan is None
+        or act.plan.failing
+        or act.plan.people > 1
+    ):
         return None
     name = act.requested_by.removeprefix(POLICY)
     policy = next((p for p in policies if p.name == name), None)
-    if policy is None or not policy.approve or VERB_KINDS[act.verb].hard or policy.verb != act.verb:
+    if (
+        policy is None
+        or not policy.approve
+        or policy.scope == "*"
+        or VERB_KINDS[act.verb].hard
+        or policy.verb != act.verb
+    ):
         return None
     if ledger.read_breaker(cursor):
         return None

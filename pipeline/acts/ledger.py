@@ -112,6 +112,14 @@ def count_targets(cursor: duckdb.DuckDBPyConnection, since: int, actors: str) ->
     return int(found[0]) if found else 0
 
 
+def count_proposed(cursor: duckdb.DuckDBPyConnection, who: str, since: int) -> int:
+    """Returns how many acts one requester proposed since a time."""
+    found = cursor.execute(
+        "SELECT count(*) FROM acts WHERE requested_by = $1 AND created >= make_timestamptz($2::BIGINT)", [who, since]
+    ).fetchone()
+    return int(found[0]) if found else 0
+
+
 # --- the circuit breaker ------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
+from pipeline.engine.act_policies import PolicyProposer
 from pipeline.engine.engine import Engine, Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
@@ -49,6 +50,7 @@ class PipelineBackend:
         self._service = service
         self._losses: tuple[object, tuple[int, int]] = (None, (0, 0))  # gaps and dead letters, and since when
         self.acts = make_board(service, self._require_engine)
+        self.propose_acts = PolicyProposer(self.acts, lambda: service.engine).run
 
     @property
     def topology(self) -> Topology:
@@ -386,6 +388,7 @@ def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None
         signal.signal(number, lambda *_: stop.set())
     service = PipelineService(config, judge)
     backend = PipelineBackend(service)
+    service.each_round = (backend.propose_acts,)
     api = start_server(create_app(backend, config), config, stop)
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command

@@ -71,7 +71,12 @@ def link_alerts(config: Config) -> Notify:
 
 
 class PipelineService:
-    """The parts of one pipeline process, its loop, and its readiness; without threads."""
+    """The parts of one pipeline process, its loop, and its readiness; without threads.
+
+    each_round: called by the loop, after what is due for incidents.
+    """
+
+    each_round: tuple[Callable[[], object], ...] = ()
 
     def __init__(
         self,
@@ -363,6 +368,8 @@ class PipelineService:
         if self.engine is not None:
             self.engine.advance_life()
             self._outside_acts.record(self.database, self.clock())
+            for call in self.each_round:
+                call()
         return True
 
     def _read_problem(self) -> str | None:

@@ -42,9 +42,10 @@ class ActLimits:
 
 @dataclass(frozen=True)
 class ActPolicy:
-    """[[acts.policies]]: proposes an act for each new incident that matches; with `approve` it also approves holds.
+    """[[acts.policies]]: proposes an act for each new incident that matches; with `approve` it also approves it.
 
     detector: name, or *.   scope: an entity and all below it.   per_hour: acts that it may propose in an hour.
+    approve: only with a scope other than *: without one it proposes, and people approve.
     """
 
     name: str

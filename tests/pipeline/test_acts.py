@@ -446,7 +446,7 @@ def test_a_policy_proposes_and_a_person_approves(world: World) -> None:
 
 
 def test_a_policy_that_a_site_switched_on_approves_within_its_rate_and_never_past_a_guard(database: Database) -> None:
-    world = World(database, replace(ON, policies=(ActPolicy("thermal", approve=True, per_hour=1),)))
+    world = World(database, replace(ON, policies=(ActPolicy("thermal", scope="rack:r0", approve=True, per_hour=1),)))
     first = world.propose("hold", "n03", who=POLICY, person=False)
     assert first.state == "approved"
     world.run(3)
@@ -458,7 +458,7 @@ def test_a_policy_that_a_site_switched_on_approves_within_its_rate_and_never_pas
 
 
 def test_three_failed_acts_open_the_breaker_which_only_a_person_closes(database: Database) -> None:
-    world = World(database, replace(ON, policies=(ActPolicy("thermal", approve=True, per_hour=9),)))
+    world = World(database, replace(ON, policies=(ActPolicy("thermal", scope="rack:r0", approve=True, per_hour=9),)))
     for name in ("n03", "n11", "n19"):
         act = world.propose("diagnose", name, params={"level": "1"})
         world.approve(act)

@@ -1,0 +1,96 @@
+"""Policies propose acts by themselves: one act for each new incident that matches detector, confidence and scope.
+
+They never approve here: an act of a policy waits for a person like every other, unless the site switched its verb on
+for one scope (`pipeline.acts.breaker.find_approving_policy`). An incident that is old when it is seen gets no act, so
+that nothing of the past is done after a restart or when the breaker is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pipeline.acts import ledger
+from pipeline.acts.act import MAX_REASON, MAX_TARGETS, POLICY, Act
+from pipeline.acts.board import Board
+from pipeline.config.acts import ActPolicy
+from pipeline.engine.act_facts import SINGLE
+from pipeline.engine.engine import Engine
+from pipeline.model.errors import FleetpulseError
+from pipeline.model.records import SECOND, Caller, Incident
+from pipeline.model.topology import Topology, kind_of
+
+log = logging.getLogger("fleetpulse.acts")
+EVERY = 5 * SECOND
+"""Time between two looks at the incidents (us). Chosen: as the executor's poll."""
+FRESH = 900 * SECOND
+"""Age of an incident beyond which no policy proposes anything (us). Chosen: as an approval holds."""
+HOUR = 3600 * SECOND
+
+
+class PolicyProposer:
+    """Proposes the acts of [[acts.policies]]. `run` is called by the loop of the pipeline."""
+
+    def __init__(self, board: Board, read_engine: Callable[[], Engine | None]) -> None:
+        self._board, self._read_engine = board, read_engine
+        self._last = 0
+        self._done: dict[tuple[str, str], int] = {}
+
+    def run(self) -> list[Act]:
+        """Returns the acts proposed now; empty between two looks, without policies, and while the breaker is open."""
+        engine, policies, now = self._read_engine(), self._board.config.policies, self._board.clock()
+        if engine is None or not policies or 0 <= now - self._last < EVERY:
+            return []
+        self._last = now
+        self._done = {key: seen for key, seen in self._done.items() if now - seen < 2 * FRESH}
+        with engine.lock:
+            fresh = [i for i in engine.life.shown.values() if is_due(i, now)]
+            wanted = [
+                (policy, incident, targets)
+                for incident in sorted(fresh, key=lambda i: (i.opened, i.id))
+                for policy in policies
+                if (policy.name, incident.id) not in self._done
+                and (targets := find_targets(policy, incident, engine.topology))
+            ]
+        return [made for each in wanted if (made := self._propose(*each, now)) is not None]
+
+    def _propose(self, policy: ActPolicy, incident: Incident, targets: tuple[str, ...], now: int) -> Act | None:
+        board, name = self._board, f"{POLICY}{policy.name}"
+        if board.config.mode_of(policy.verb) == "off" or board.read_breaker():
+            return None
+        key = f"{name}:{incident.id}"
+        known = board.read(ledger.find_by_key, key) is not None
+        if not known and board.read(ledger.count_proposed, name, now - HOUR) >= policy.per_hour:
+            return None
+        reason = f"{incident.summary} (confidence {incident.confidence:.2f})"[:MAX_REASON]
+        try:
+            made = board.propose(policy.verb, targets, Caller(name, "operator", "policy"), reason, incident.id, key=key)
+        except FleetpulseError as error:
+            log.warning("policy %s, incident %s: %s", policy.name, incident.id, error)
+            return None
+        self._done[policy.name, incident.id] = now
+        board.review()
+        return made if made.created == now else None
+
+
+def is_due(incident: Incident, now: int) -> bool:
+    """Returns whether an incident may get an act of a policy: open, new, real, not silenced, and nobody has it."""
+    new = 0 <= now - incident.opened < FRESH
+    return new and incident.state == "open" and not incident.simulated and not incident.is_held_back
+
+
+def find_targets(policy: ActPolicy, incident: Incident, topology: Topology) -> tuple[str, ...]:
+    """Returns the nodes for which a policy proposes an act; empty if it does not match.
+
+    All nodes must be in its scope. Of a cause that is a group, such as a rack, the act names all nodes, as the guards
+    demand; a cause with more than MAX_TARGETS nodes, or on no node, gets none.
+    """
+    if policy.detector not in ("*", incident.detector) or (incident.confidence or 0.0) < policy.min_confidence:
+        return ()
+    if kind_of(incident.cause) in SINGLE:
+        above = topology.ancestor_of_kind(incident.cause, "node")
+        nodes = {incident.cause} if kind_of(incident.cause) == "node" else {above} - {None}
+    else:
+        nodes = {e for e in topology.descendants(incident.cause) if kind_of(e) == "node"}
+    inside = all(policy.scope in ("*", node, *topology.ancestors(str(node))) for node in nodes)
+    return tuple(sorted(map(str, nodes))) if inside and len(nodes) <= MAX_TARGETS else ()

@@ -1,0 +1,150 @@
+"""Policies that propose acts for new incidents: what they match, their rate, and what they never do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.acts.act import Plan
+from pipeline.acts.board import Board
+from pipeline.config.acts import ActPolicy, Acts
+from pipeline.engine.act_facts import FactSource
+from pipeline.engine.act_policies import FRESH, PolicyProposer, find_targets, is_due
+from pipeline.model.records import SECOND, Caller, Incident
+from tests.pipeline.acts_world import ON, ROOT
+from tests.pipeline.living import PARENTS, LivingSite
+
+HOT = ActPolicy("hot", detector="hot", scope="rack:r0", min_confidence=0.0, per_hour=2)
+
+
+class Policies:
+    """A living site with a board and policies."""
+
+    def __init__(self, path: Path, *policies: ActPolicy, **modes: str) -> None:
+        self.site = LivingSite(path)
+        self.config: Acts = replace(ON, policies=policies, **modes)  # type: ignore[arg-type] # a test names modes
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts board and proposer again; what they propose for is in the store."""
+        engine, config = self.site.engine, self.config
+        facts = FactSource(engine, config).collect
+        self.board = Board(self.site.database, config, lambda: self.site.now, facts, lambda: 40)
+        self.proposer = PolicyProposer(self.board, lambda: engine)
+
+    def run(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Lets five seconds pass and returns (verb, nodes) of what is proposed."""
+        self.site.now += 5 * SECOND
+        return [(act.verb, act.targets) for act in self.proposer.run()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.duckdb"
+
+
+def test_a_policy_proposes_one_act_for_a_new_incident_which_a_person_must_approve(path: Path) -> None:
+    made = Policies(path, HOT)
+    incident = made.site.report("gpu:n1.2")
+    assert made.run() == [("hold", ("node:n1",))]
+    act = made.board.list_acts()[0]
+    assert (act.requested_by, act.incident, act.state, act.by_person) == ("policy:hot", incident, "proposed", False)
+    assert act.reason.startswith("gpu:n1.2: hot (confidence 0.")
+    assert made.run() == []
+
+
+def test_a_restart_proposes_nothing_again_and_nothing_for_old_incidents(path: Path) -> None:
+    made = Policies(path, HOT)
+    made.site.report("gpu:n1.2")
+    assert len(made.run()) == 1
+    made.restart()
+    assert made.run() == []
+    assert len(made.board.list_acts()) == 1
+    other = Policies(path.with_name("other.duckdb"), HOT)
+    other.site.report("gpu:n1.2")
+    other.site.now += FRESH
+    assert other.run() == []
+
+
+def test_a_policy_keeps_its_rate(path: Path) -> None:
+    made = Policies(path, HOT)
+    for node in range(4):
+        made.site.now += 60 * SECOND
+        made.site.report(f"gpu:n{node}.0", onset=made.site.now)
+        made.site.clear(f"gpu:n{node}.0")
+    assert [nodes for _, nodes in made.run()] == [("node:n0",), ("node:n1",)]
+    assert made.run() == []
+
+
+def test_an_open_breaker_and_a_verb_that_is_off_propose_nothing_and_leave_no_refusals(path: Path) -> None:
+    made = Policies(path, HOT, hold="off")
+    made.site.report("gpu:n1.2")
+    assert made.run() == []
+    rows = made.site.database.connection.execute("SELECT count(*) FROM audit WHERE outcome = 'refused'").fetchone()
+    assert rows == (0,)
+    for number in range(3):
+        made.board.propose("ticket", [f"node:n{number}"], ROOT, "x")
+    other = Policies(path.with_name("other.duckdb"), replace(HOT, per_hour=9))
+    with other.site.database.transaction() as connection:
+        connection.execute("INSERT INTO act_breaker VALUES (now(), 'test', NULL, NULL, NULL)")
+    other.site.report("gpu:n1.2")
+    assert other.run() == []
+
+
+def _incident(**changes: object) -> Incident:
+    made = Incident("INC-1", "gpu:n1.2", 0, 0, "page", "hot", "hot", "gpu:n1.2", ("gpu:n1.2",), confidence=0.95)
+    return replace(made, **changes)  # type: ignore[arg-type] # a test names fields
+
+
+@pytest.mark.parametrize(
+    ("policy", "incident", "nodes"),
+    [
+        (HOT, {}, ("node:n1",)),
+        (replace(HOT, scope="*"), {}, ("node:n1",)),
+        (replace(HOT, scope="node:n1"), {}, ("node:n1",)),
+        (replace(HOT, scope="rack:r1"), {}, ()),
+        (replace(HOT, detector="xid"), {}, ()),
+        (replace(HOT, min_confidence=0.96), {}, ()),
+        (HOT, {"confidence": None, "cause": "gpu:n1.2"}, ("node:n1",)),
+        (replace(HOT, min_confidence=0.1), {"confidence": None}, ()),
+        (HOT, {"cause": "node:n2"}, ("node:n2",)),
+        (HOT, {"cause": "rack:r0"}, ("node:n0", "node:n1", "node:n2", "node:n3")),
+        (replace(HOT, scope="node:n1"), {"cause": "rack:r0"}, ()),
+        (HOT, {"cause": "job:1"}, ()),
+        (HOT, {"cause": "cdu:unknown"}, ()),
+    ],
+)
+def test_detector_confidence_and_scope_decide(
+    policy: ActPolicy, incident: dict[str, object], nodes: tuple[str, ...], living: LivingSite
+) -> None:
+    assert find_targets(policy, _incident(**incident), living.topology) == nodes
+
+
+@pytest.fixture(scope="module")
+def living(tmp_path_factory: pytest.TempPathFactory) -> LivingSite:
+    assert PARENTS["gpu:n1.2"] == ("node:n1",)
+    return LivingSite(tmp_path_factory.mktemp("policies") / "store.duckdb")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"state": "acknowledged"}, {"simulated": True}, {"opened": -FRESH}, {"opened": 60 * SECOND}]
+)
+def test_taken_simulated_and_old_incidents_get_no_act(changes: dict[str, object]) -> None:
+    assert is_due(_incident(), 0)
+    assert not is_due(_incident(**changes), 0)
+
+
+def test_a_person_named_like_a_policy_and_a_policy_for_everywhere_approve_nothing(path: Path) -> None:
+    everywhere = replace(HOT, scope="*", approve=True, name="all")
+    named = replace(HOT, approve=True)
+    made = Policies(path, everywhere, named)
+    made.site.report("gpu:n1.2")
+    assert len(made.run()) == 2
+    by_name = {act.requested_by: act for act in made.board.list_acts()}
+    plan = Plan(made.site.now, "slurm", ("hold",), (), (), {}, 1, ())
+    assert made.board.plan(by_name["policy:all"].id, plan).state == "awaiting_approval"
+    assert made.board.plan(by_name["policy:hot"].id, plan).state == "approved"
+    forged = made.board.propose("hold", ["node:n2"], Caller("policy:hot", "operator", "10.0.0.1"), "x", is_person=True)
+    assert made.board.plan(forged.id, plan).state == "awaiting_approval"
