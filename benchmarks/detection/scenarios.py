@@ -32,7 +32,7 @@ INTERVAL = 10.0  # s, of scenarios outside worlds; the default of [pipeline] fra
 SLOW_INTERVAL = 60.0  # s, of runs of faults that take days: nothing in them needs more samples
 GPUS = 8  # per node
 PER_RUN = 3.0
-"""Expected events of a kind in a run of its family. With RAISED_WORLDS runs each kind that occurs in every world has
+"""Expected events of a kind in a run of its family. With WORLDS runs each kind that occurs in every world has
 60, so that 30 are left where a world has no such device or no free one."""
 SLOW_PER_RUN = 10.0
 """The same for runs of faults that take days: there are fewer."""
@@ -148,7 +148,7 @@ def _slow_lines(run: Run) -> Iterator[Line]:
 
 _DAILY = tuple(name for name in NAMES if name != "slow")  # families for which half a day is enough
 _HALL = ("facility", "power")  # families that need several coolant loops and PDUs
-CLEAN_WORLDS, RAISED_WORLDS, SLOW_WORLDS = 20, 20, 6
+WORLDS, SLOW_WORLDS = 20, 6
 TRAINED = 8
 """Worlds of the training half beside the reported ones: enough for a mean and a worst world. Chosen."""
 
@@ -158,16 +158,15 @@ def _size(name: str, days: float) -> tuple[int, float]:
     return (128 if name in _HALL else 64), (2 * days if name == "facility" else days)
 
 
-def _clean(numbers: list[int], nodes: int, days: float) -> Iterator[tuple[Run, int]]:
-    yield from ((Run("clean", "all", nodes, days, number), number) for number in numbers)
-
-
-def _faulty(numbers: list[int], slow: int, days: float = 0.5) -> Iterator[tuple[Run, int]]:
-    for place, number in enumerate(numbers):
-        yield from ((Run("raised", name, *_size(name, days), number), number) for name in _DAILY)
-        yield Run("hookless", "all", 64, days, number), number
-        if place < slow:
-            yield Run("raised", "slow", 64, 3.0, number), number
+def _in_order(worlds: list[int], clean: tuple[int, float], days: float, slow: int) -> Iterator[tuple[Run, int]]:
+    """Yields all runs in some worlds, the most valuable first: clean and raised world by world, then without hooks,
+    then faults that take days. clean: nodes and days of a clean run; days: of a raised one; slow: worlds with a slow
+    run."""
+    for world in worlds:
+        yield Run("clean", "all", *clean, world), world
+        yield from ((Run("raised", name, *_size(name, days), world), world) for name in _DAILY)
+    yield from ((Run("hookless", "all", 64, days, world), world) for world in worlds)
+    yield from ((Run("raised", "slow", 64, 3.0, world), world) for world in worlds[:slow])
 
 
 def numbers(half: str, count: int, first: int = 0) -> list[int]:
@@ -179,18 +178,16 @@ NAMES_OF_SCALES = ("certified", "training", "small")
 
 
 def planned(scale: str, first: int = FIRST_REPORTED) -> list[tuple[Run, int]]:
-    """Returns runs and seeds of a scale, so that an unfinished measurement has some of everything.
+    """Returns runs and seeds of a scale, those that a figure needs most first.
 
-    certified: 20,480 clean node-days in 20 reporting worlds, faults in the same, and the runs of `training`.
+    certified: 20,480 clean node-days in 20 reporting worlds, faults in the same; then the runs of `training`.
     training:  8 training worlds.   small: two of them, for 20 minutes of two cores.
     first:     the first reporting world, of a former certification to write its page again.
     """
     if scale == "small":
-        few = numbers(TRAIN, 2)
-        return [*_clean(few, 256, 0.5), *_faulty(few, 1)]
-    mine = numbers(TRAIN, TRAINED)
-    training = [*_clean(mine, 512, 1.0), *_faulty(mine, 2)]
+        return [*_in_order(numbers(TRAIN, 2), (256, 0.5), 0.5, 1)]
+    training = [*_in_order(numbers(TRAIN, TRAINED), (512, 1.0), 0.5, 2)]
     if scale == "training":
         return training
-    later = numbers(REPORT, CLEAN_WORLDS, first)
-    return [*_clean(later, 1024, 1.0), *_faulty(later[:RAISED_WORLDS], SLOW_WORLDS), *training]
+    later = numbers(REPORT, WORLDS, first)
+    return [*_in_order(later, (1024, 1.0), 0.5, SLOW_WORLDS), *training]

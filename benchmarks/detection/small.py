@@ -22,7 +22,9 @@ TABLE = ROOT / "tests" / "detectors" / "scenario_suite.toml"
 SEED = 7  # one of those to tune on
 EACH = 3  # events of a kind
 _CLEAN_S, _FIRST_S = 10_800.0, 1800.0  # length without faults; when the first fault begins: all detectors have learnt
-_STEP_S = {"job": 1200.0}  # from fault to fault; elsewhere 360: a job that hung is back 10 min after its end
+_STEP_S = {"job": 1200.0, "facility": 1200.0}
+"""From fault to fault; elsewhere 360. A job that hung is back 10 min after its end. Faults of one coolant loop must not
+overlap, as they show in the same temperatures and are one incident: two loops in turns have 40 min for each."""
 _LONGEST_S, _SHORTEST_S = 1800.0, 300.0  # shortest and longest duration. Chosen: found by then
 _AFTER_S = 900.0  # behind the last one: a late answer counts for 10 minutes
 _NODES = {"facility": 64, "power": 64, "clean": 64}  # two coolant loops, four PDUs; elsewhere 32
@@ -44,6 +46,8 @@ Chosen: strong enough to be seen within the hour."""
 _JOBS = ("job:sim-81", "job:sim-82")  # that run from the beginning; in turns
 _NODES_OF = {"node_restriction": ("node:sim-n020", "node:sim-n005", "node:sim-n003")}
 """Nodes that have a job again when the fault comes: others of its run stop jobs."""
+_LOOPS = (("cdu:sim-c1", "rack:sim-r3"), ("cdu:sim-c2", "rack:sim-r7"))
+"""The unit and a rack of each coolant loop, for the faults of the run `facility` in turns."""
 TOLERANCE: Mapping[str, float] = {"precision": 0.1, "recall": 0.1, "delay": 0.25}
 """How far a figure may move unnoticed: shares, and delays as a share of the stored one but at least 20 s. Chosen:
 another NumPy or processor rounds otherwise and moves a few ticks. Of the events of a kind one may be lost or won, but
@@ -72,11 +76,17 @@ def _struck(name: str) -> Scenario:
     for place, kind in enumerate(kinds):
         onset = _FIRST_S + place * step
         end = seconds if name == "slow" else onset + _length(kind)
-        entity = _JOBS[place % len(_JOBS)] if kind.target == "job" else None
-        if kind.name in _NODES_OF:
-            entity = _NODES_OF[kind.name][place * EACH // len(kinds)]
-        lines.append(Line(kind(**VISIBLE.get(kind.name, {})), onset, end, entity))
+        lines.append(Line(kind(**VISIBLE.get(kind.name, {})), onset, end, _entity(name, kind, place, len(kinds))))
     return _scenario(name, seconds, tuple(lines), Rates())
+
+
+def _entity(name: str, kind: type[Kind], place: int, count: int) -> str | None:
+    """Returns the device of a fault where it must be a certain one. place: in the order of `count` faults."""
+    if kind.name in _NODES_OF:
+        return _NODES_OF[kind.name][place * EACH // count]
+    if kind.target == "job":
+        return _JOBS[place % len(_JOBS)]
+    return _LOOPS[place % len(_LOOPS)][kind.target == "rack"] if name == "facility" else None
 
 
 def _length(kind: type[Kind]) -> float:

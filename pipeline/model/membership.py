@@ -48,8 +48,9 @@ class EndedRanks:
             absent = self._ranks.get(node, set()) - reported.keys()
             # a rank that another node reports by now has moved
             ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
-            for rank in absent - self._topology.parents.keys():  # already removed elsewhere
-                self._move_rank(rank, ())
+            for rank in absent:  # not as a set minus all keys, which reads the whole topology for each inventory
+                if rank not in self._topology.parents:  # already removed elsewhere
+                    self._move_rank(rank, ())
             self._ranks[node] = self._ranks.get(node, set()) - absent
             emptied += self._add_ranks(entity for entity in reported if kind_of(entity) == "rank")
             works |= {entity: None for entity in reported if kind_of(entity) in WORK}

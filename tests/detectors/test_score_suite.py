@@ -138,6 +138,16 @@ def test_a_certification_has_20_unseen_worlds_of_1000_clean_node_days_and_enough
             assert expected(kind) * len(mine) >= 60, kind.name
 
 
+def test_a_certification_begins_with_clean_and_raised_runs_of_unseen_worlds_one_world_after_the_other():
+    runs = [run for run, _ in planned("certified")]
+    worlds, suites = numbers(REPORT, 20), [run.suite for run in runs]
+    begun = runs[: suites.index("hookless")]
+    assert list(dict.fromkeys(run.world for run in begun)) == worlds
+    assert all(len({run.suite for run in begun if run.world == world}) == 2 for world in worlds)
+    unseen = [run.structure().half == REPORT for run in runs]
+    assert unseen == sorted(unseen, reverse=True)
+
+
 def test_work_on_detectors_reads_training_structures_only():
     for scale in ("training", "small"):
         assert halves(run for run, _ in planned(scale)) == {TRAIN}
