@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Mapping
@@ -41,6 +42,10 @@ def write_reports(config: Config, given: argparse.Namespace) -> int:
     """Writes the report, the picture, or both. Raises UsageError without a file to write."""
     from dashboards.report.document import map_picture, read_map, write_report
 
+    if given.weekly:
+        return write_weekly(config, given)
+    if given.json:
+        raise UsageError("report: --json is of --weekly; expected --weekly --json FILE")
     if not given.html and not given.png:
         raise UsageError("report: nothing to write; expected --html FILE or --png FILE")
 
@@ -55,6 +60,20 @@ def write_reports(config: Config, given: argparse.Namespace) -> int:
         if not parts.fits:
             raise Retryable("report: the topology changes faster than it can be read; try again")
         _write(given.png, map_picture(parts))
+    return 0
+
+
+def write_weekly(config: Config, given: argparse.Namespace) -> int:
+    """Writes the report of the last days as HTML, JSON, or both. Raises UsageError without a file to write."""
+    from dashboards.report.weekly import write_html
+
+    if not given.html and not given.json:
+        raise UsageError("report: nothing to write; expected --html FILE or --json FILE")
+    found = read_api(config, "objectives", {"days": f"{given.days:g}"})
+    if given.html:
+        _write(given.html, write_html(found, time.time_ns() // 1000).encode())
+    if given.json:
+        _write(given.json, (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode())
     return 0
 
 

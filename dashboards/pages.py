@@ -36,6 +36,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("data", "Data quality", "sensors"),
     PageEntry("detectors", "Detectors", "troubleshoot"),
     PageEntry("acts", "Acts", "gavel"),
+    PageEntry("objectives", "Objectives", "target"),
     PageEntry("silences", "Silences", "notifications_off"),
     PageEntry("handover", "Handover", "sync_alt"),
     PageEntry("audit", "Audit", "fact_check"),

@@ -22,6 +22,7 @@ from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.state import State
 from pipeline.api import act_routes, notifications, people_routes, routes
+from pipeline.api.objectives.routes import objectives_router
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.config.settings import KEY
@@ -78,7 +79,7 @@ RECEIVER_LISTS = ("webhooks", "alertmanagers", "pagerduty", "slack", "teams", "a
 def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
     lists = {f"notify.{kind}": "###" for kind in RECEIVER_LISTS}
     lists |= {"admission.speaks_for": "###", "incidents.escalation": "###", "modes": "##"}
-    lists |= {"acts.policies": "##", "topology.sources": "##"}
+    lists |= {"acts.policies": "##", "topology.sources": "##", "impact.objectives": "##"}
     heading = f"{lists[section]} [[{section}]]" if section in lists else f"## [{section}]"
     name = key.metadata.get(KEY, key.name)
     page = text("docs/configuration.md")
@@ -104,6 +105,7 @@ ROUTERS = (
     notifications.receiver_router,
     people_routes.people_router,
     act_routes.act_router,
+    objectives_router,
 )
 
 

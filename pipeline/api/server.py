@@ -24,6 +24,7 @@ from pipeline.api.incident_list import incident_list_router
 from pipeline.api.job_routes import job_router
 from pipeline.api.map_routes import map_router
 from pipeline.api.notifications import receiver_router
+from pipeline.api.objectives.routes import objectives_router
 from pipeline.api.people_routes import people_router
 from pipeline.api.quality.routes import quality_router
 from pipeline.api.rank_strip import strip_router
@@ -85,6 +86,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         topology_router,
         job_router,
         act_router,
+        objectives_router,
         facility_router,
         strip_router,
     ):

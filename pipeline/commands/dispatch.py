@@ -138,6 +138,13 @@ def _act(given: argparse.Namespace) -> int:
     return 0
 
 
+def _objectives(given: argparse.Namespace) -> int:
+    from pipeline.commands import objectives
+
+    _print_for_people(*objectives.run_objectives(load_config(given.config), given), given.output)
+    return 0
+
+
 def _executor(given: argparse.Namespace) -> int:
     from pipeline.commands import executor
 
@@ -175,6 +182,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "audit": _audit,
     "act": _act,
     "executor": _executor,
+    "objectives": _objectives,
     "token": _token,
     "completion": _completion,
     "mutes": _mutes,

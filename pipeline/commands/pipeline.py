@@ -15,6 +15,7 @@ import duckdb
 from pipeline.api.backend import Health, SenderStates, Sources
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.act_board import make_board
+from pipeline.commands.objectives_keeper import ObjectivesKeeper
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
@@ -388,7 +389,7 @@ def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None
         signal.signal(number, lambda *_: stop.set())
     service = PipelineService(config, judge)
     backend = PipelineBackend(service)
-    service.each_round = (backend.propose_acts,)
+    service.each_round = (backend.propose_acts, ObjectivesKeeper(service).run)
     api = start_server(create_app(backend, config), config, stop)
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command

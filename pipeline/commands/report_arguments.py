@@ -1,4 +1,4 @@
-"""The commands that read the fleet page without a browser: `report` and `share`. Rows of arguments.COMMANDS."""
+"""The commands that read pages without a browser: `report`, `share`, `objectives`. Rows of arguments.COMMANDS."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 GROUPINGS = ("rack", "rail", "leaf", "loop", "job")
 COLOURS = ("state", "temperature", "power", "ber", "step")
+DAYS = (("--days",), {"type": float, "default": 7.0, "metavar": "N", "help": "length of the time (default: 7)"})
 _WITHIN = {"metavar": "ENTITY", "help": "only nodes of this rack, loop, job or other entity"}
 REPORTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "report": (
@@ -21,11 +22,21 @@ REPORTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
                 {"metavar": "FILE", "help": "state, incidents, data quality, detectors; - is stdout"},
             ),
             (("--png",), {"metavar": "FILE", "help": "the map alone"}),
+            (
+                ("--weekly",),
+                {
+                    "action": "store_true",
+                    "help": "objectives, losses, energy and failures of the last --days",
+                },
+            ),
+            (("--json",), {"metavar": "FILE", "help": "with --weekly: the same as JSON; - is stdout"}),
+            DAYS,
             (("--by",), {"choices": GROUPINGS, "default": "rack", "help": "groups of the picture (default: rack)"}),
             (("--colour",), {"choices": COLOURS, "default": "state", "help": "colour of the picture (default: state)"}),
             (("--within",), _WITHIN),
         ),
     ),
+    "objectives": ("show error budgets and burn rates, or what was lost, why, and what fails", (DAYS, OUTPUT)),
     "share": (
         "show what some nodes have in common that others have not",
         (

@@ -21,6 +21,7 @@ from pipeline.commands.options import (
     WHY,
     option,
 )
+from pipeline.commands.report_arguments import DAYS
 from pipeline.commands.topology_arguments import make_verbs
 
 TYPE_CHECKING = False
@@ -35,6 +36,14 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "incidents": {
         "list": ("list incidents (the default)", (STATE, ALL, OUTPUT)),
         "show": ("show one incident with its history; as JSON with findings", (INCIDENT, OUTPUT)),
+    },
+    "objectives": {
+        "list": ("list objectives with error budgets and burn rates (the default)", (DAYS, OUTPUT)),
+        "losses": ("list lost GPU-hours by cause", (DAYS, OUTPUT)),
+        "energy": ("list the energy of jobs", (DAYS, OUTPUT)),
+        "failures": ("list time to failure by node type and cause, beside published fleets", (DAYS, OUTPUT)),
+        "nodes": ("list the nodes that fail most", (DAYS, OUTPUT)),
+        "spares": ("list how many spares of each part are enough", (DAYS, OUTPUT)),
     },
     "silences": {
         "list": ("list silences that have not ended (the default)", (ALL, OUTPUT)),

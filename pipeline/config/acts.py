@@ -16,6 +16,7 @@ _COUNT = constraint("a number of at least 1", lambda value: value >= 1)
 _SECONDS = constraint("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
 _MINUTES = constraint("minutes, 1 to 1440", lambda value: 1 <= value <= 1440)
 _HOURS = constraint("hours, 1 to 168", lambda value: 1 <= value <= 168)
+_BURN_IN = constraint("days, 0 (none) to 90", lambda value: 0 <= value <= 90)
 _CONFIDENCE = constraint("a probability, 0 to 1", lambda value: 0 <= value <= 1)
 _SCOPE = constraint("an entity such as rack:r12, or * for everywhere", lambda v: v == "*" or ":" in v.strip(":"))
 _ARGV = constraint("a list of words: program and arguments", lambda v: all(words and words[0] for words in v.values()))
@@ -101,7 +102,7 @@ class Acts:
     adapters: verb -> adapter; those not named use `adapter`.   excluded: patterns of nodes that nobody acts on.
     approval_minutes: an approved act that has not begun by then expires.   proposal_hours: the same without approval.
     exec: verb, or diagnose-LEVEL -> argv; {node}, {act} and {reason} are replaced.   break_glass_per_hour: nodes on
-    which an administrator alone may do what needs two people.
+    which an administrator alone may do what needs two people.   burn_in_days: after a release, tighter limits hold.
     """
 
     hold: Mode = "dry-run"
@@ -118,6 +119,7 @@ class Acts:
     proposal_hours: float = field(default=24.0, metadata=_HOURS)
     break_glass_per_hour: int = field(default=1, metadata=_COUNT)
     verify_minutes: float = field(default=5.0, metadata=_MINUTES)
+    burn_in_days: float = field(default=7.0, metadata=_BURN_IN)
     limits: ActLimits = field(default_factory=ActLimits)
     policies: tuple[ActPolicy, ...] = ()
     slurm: SlurmAccess = field(default_factory=SlurmAccess)

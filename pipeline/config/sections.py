@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
+from pipeline.config.objectives import Objective
 from pipeline.config.receivers import Notify
 from pipeline.config.settings import EnvironmentText, build_section, constraint
 from pipeline.config.topology import TopologyFiles
@@ -55,6 +56,7 @@ _QUEUE_S = constraint("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
 _CATCH_UP = constraint("a multiple of real time, at least 2 (less would never catch up)", lambda value: value >= 2)
 _JITTER = constraint("seconds, 0 to 600", lambda value: 0 <= value <= 600)
 _SHARE = constraint("a share between 0 and 1", lambda value: 0 < value < 1)
+_AT_LEAST_ONE = constraint("a number of at least 1", lambda value: 1 <= value < math.inf)
 _PORT = constraint("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = constraint(
     "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
@@ -390,12 +392,21 @@ class Incidents:
 class Impact:
     """[impact]: what a GPU-hour costs, so that incidents show money (docs/impact.md). 0: not shown.
 
-    model_prices: by GPU model, in place of price_per_gpu_hour.
+    model_prices: by GPU model, in place of price_per_gpu_hour.   price_per_kwh, carbon_kg_per_kwh: of energy.
+    energy_factor: energy of the site per energy of its GPUs: hosts, network and cooling; 1.0: GPUs alone.
+    objectives: goodput and availability (docs/objectives.md).   spare_days: until a replaced part arrives.
+    spare_level: probability that the planned spares are enough until then.
     """
 
     price_per_gpu_hour: float = field(default=0.0, metadata=_NOT_NEGATIVE)
     currency: str = "USD"
     model_prices: Mapping[str, float] = field(default_factory=dict, metadata=_SHARES)
+    price_per_kwh: float = field(default=0.0, metadata=_NOT_NEGATIVE)
+    carbon_kg_per_kwh: float = field(default=0.0, metadata=_NOT_NEGATIVE)
+    energy_factor: float = field(default=1.0, metadata=_AT_LEAST_ONE)
+    objectives: tuple[Objective, ...] = ()
+    spare_days: float = field(default=30.0, metadata=_POSITIVE)
+    spare_level: float = field(default=0.95, metadata=_SHARE)
 
 
 @dataclass(frozen=True)

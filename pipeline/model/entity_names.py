@@ -56,6 +56,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "collector": ("collector", "collectors"),
     "exporter": ("exporter", "exporters"),
     "detector": ("detector", "detectors"),
+    "objective": ("objective", "objectives"),
 }
 _OF_A_JOB = ("rank", "stage")
 _VERSIONS = ("version", "change")

@@ -182,6 +182,14 @@ BOUNDS: Mapping[str, Bound] = {
         f"[store] gap_days, and the newest {PACE_ROWS:,} rows",
         (f"DELETE FROM job_pace WHERE {_older_than('job_pace', 'time', 'gaps', PACE_ROWS)}",),
     ),
+    "job_loss": Bound(
+        f"[store] history_days, and the newest {PACE_ROWS:,} rows",
+        (f"DELETE FROM job_loss WHERE {_older_than('job_loss', 'time', 'history', PACE_ROWS)}",),
+    ),
+    "job_energy": Bound(
+        f"[store] history_days, and the newest {PACE_ROWS:,} rows",
+        (f"DELETE FROM job_energy WHERE {_older_than('job_energy', 'hour', 'history', PACE_ROWS)}",),
+    ),
     "outbox": Bound(
         "a week after their incident was resolved (notifier), or with the incident",
         ("DELETE FROM outbox WHERE incident NOT IN (SELECT id FROM incidents) AND state <> 'pending'",),

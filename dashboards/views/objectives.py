@@ -1,0 +1,97 @@
+"""`/objectives?days=`: what was promised and lost, why, with what energy, and which nodes fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from dashboards import markup, routes, snapshot
+from dashboards.links import Link, Text, entity_link
+from dashboards.report import weekly
+from dashboards.views import parts
+from dashboards.words import amount
+
+SPANS = {"1 d": 1, "7 d": 7, "30 d": 30, "90 d": 90}
+"""Lengths of the time (days). Chosen: a day, the report's week, a month, a quarter."""
+DEFAULT = "7 d"
+MAX_ROWS = 20
+"""Rows of one table. Chosen."""
+
+
+def page() -> None:
+    """Draws the page."""
+    parts.draw_refreshing(_body)
+
+
+def keep_answer(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parses GET /api/v1/objectives: the tables of the page are those of the report. Raises KeyError."""
+    for name in ("objectives", "lost", "energy", "failures", "published", "ranking", "spares", "burn_in"):
+        table[name]
+    return table
+
+
+def _body() -> None:
+    asked = st.query_params.get("days", DEFAULT)
+    days = SPANS.get(asked, SPANS[DEFAULT])
+    answer = snapshot.fetch(keep_answer, "objectives", days=str(days))
+    found = answer.value
+    parts.draw_head("Objectives" if found is None else headline(found), [], "", answer, of_now=found is not None)
+    parts.draw_error(answer)
+    st.html(markup.tabs("Time", [Link(name, routes.href("objectives", days=name)) for name in SPANS], asked))
+    if found is not None:
+        _draw(found)
+
+
+def headline(found: Mapping[str, Any]) -> str:
+    """Returns which objectives burn or are missed, else the goodput."""
+    burning = sum(row["alert"] is not None for row in found["objectives"])
+    missed = sum((row["left_share"] or 0) < 0 for row in found["objectives"])
+    if burning:
+        return f"{amount(burning, 'objective burns', 'objectives burn')} its budget too fast".replace(
+            "burn its", "burn their"
+        )
+    if missed:
+        return f"{amount(missed, 'objective is', 'objectives are')} missed"
+    goodput = found["goodput"]
+    return "No job held a GPU" if goodput is None else f"Goodput {weekly.percent(goodput)}"
+
+
+def _draw(found: Mapping[str, Any]) -> None:
+    own = bool(found["objectives"] and found["objectives"][0]["configured"])
+    st.html(markup.section("Objectives", "" if own else "examples: set [[impact.objectives]]"))
+    st.html(_table(weekly.OBJECTIVE_HEAD, [weekly.objective_cells(r) for r in found["objectives"]], "No data."))
+    lost, energy, since = found["lost"], found["energy"], found["since"][:10]
+    st.html(markup.section("GPU-hours lost", f"{weekly.hours(lost['gpu_hours'])}, {weekly.amount(lost)}"))
+    for by, title in weekly.LOST_BY:
+        rows = [weekly.loss_cells(row, by) for row in lost[f"by_{by}"]]
+        st.html(_table((title, *weekly.LOSS_HEAD), rows, "Nothing was lost."))
+    st.html(markup.section("Energy", f"{weekly.amount(energy)}; {energy['idle_kwh']:,.0f} kWh without a job"))
+    st.html(_table(weekly.ENERGY_HEAD, [weekly.energy_cells(row) for row in energy["by_job"]], "Not measured yet."))
+    st.html(markup.section("Time to failure", f"since {since}, with bounds at 90 %, beside published fleets"))
+    rates = [weekly.failure_cells(row) for row in found["failures"]][:MAX_ROWS]
+    st.html(_table(weekly.FAILURE_HEAD, [*rates, *map(weekly.published_cells, found["published"])], "None.", 40))
+    _draw_nodes(found)
+
+
+def _draw_nodes(found: Mapping[str, Any]) -> None:
+    st.html(markup.section("Nodes that fail most", "3 times as often as the average: a lemon"))
+    nodes = [_with_link(weekly.node_cells(row)) for row in found["ranking"]]
+    st.html(_table(weekly.NODE_HEAD, nodes, "No node failed."))
+    st.html(markup.section("Burn-in", "released nodes under tighter limits"))
+    burns = [(entity_link(f"node:{r['node']}"), r["until"][:16], f"{len(r['incidents']):,}") for r in found["burn_in"]]
+    st.html(_table(("Node", "Until", "Failures since"), burns, "No node is in burn-in."))
+    spares = found["spares"]
+    note = f"enough for {spares['days']:g} days with probability {spares['level']:g}"
+    st.html(markup.section("Spares", note))
+    st.html(_table(weekly.SPARE_HEAD, [weekly.spare_cells(row) for row in spares["parts"]], "None."))
+
+
+def _with_link(cells: Sequence[str]) -> tuple[Text, ...]:
+    return (entity_link(f"node:{cells[0]}"), *cells[1:])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, most: int = MAX_ROWS) -> str:
+    rest = markup.empty(f"and {len(rows) - most:,} more: fleetpulse objectives") if len(rows) > most else ""
+    return markup.table(tuple(head), [tuple(row) for row in rows[:most]], empty) + rest

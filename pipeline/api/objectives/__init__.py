@@ -1,0 +1,1 @@
+"""Objectives, losses, energy, failure rates and the RMA packet over HTTP."""

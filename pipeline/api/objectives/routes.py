@@ -1,0 +1,50 @@
+"""What was promised and what was lost, why, and which nodes fail: `GET /api/v1/objectives`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.api.fleet import find_node
+from pipeline.api.service import ApiContext, get_context, json_response, parse_time
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND
+from pipeline.objectives.summary import Fleet, summarize
+
+DAY = 86_400 * SECOND
+ROUND = 60 * SECOND
+"""An answer is the same for a minute: what it is of is recorded once a minute."""
+
+objectives_router = APIRouter(prefix="/api/v1")
+
+
+@objectives_router.get("/objectives")
+def read_objectives(
+    request: Request, days: Annotated[float, Query(gt=0, le=90)] = 7.0, to: str | None = None
+) -> Response:
+    """Objectives with error budgets and burn rates; lost GPU-hours by cause, tenant and job, and energy, of the last
+    `days` until `to` (default: now); time to failure, nodes by frailty, burn-ins and spares of all history."""
+    service = get_context(request)
+    now = service.now() // ROUND * ROUND
+    end = now if to is None else parse_time("to", to)
+    if end > service.now():
+        raise UsageError(f"to = {to!r}: is in the future")
+    start = end - round(days * DAY)
+
+    def find() -> dict[str, object]:
+        with service.cursor() as cursor:
+            return summarize(cursor, service.config, read_fleet(service), start, end)
+
+    return json_response(service.remember(f"objectives {days}", (start, end), find))
+
+
+def read_fleet(service: ApiContext) -> Fleet:
+    """Returns the nodes of the fleet, and whether all are simulated."""
+    topology, devices = service.topology_copy.get(), service.backend.devices
+    with service.cursor() as cursor:
+        found = cursor.execute("SELECT bool_and(simulated) FROM device WHERE class = 'node'").fetchone()
+    nodes = [entity.partition(":")[2] for entity in devices.names("node")]
+    return Fleet(nodes, lambda entity: find_node(topology, entity), bool(found and found[0]))

@@ -1,0 +1,46 @@
+"""`fleetpulse objectives`: error budgets, lost GPU-hours, energy, failure rates, nodes and spares."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from pipeline.config.sections import Config
+from pipeline.http import client
+
+Rows = list[Mapping[str, Any]]
+LISTS: Mapping[str, tuple[str, ...]] = {
+    "list": ("name", "scope", "kind", "target", "days", "achieved", "left_share", "left_hours", "lost_hours", "alert"),
+    "losses": ("cause", "gpu_hours", "share", "incidents", "kwh", "cost", "currency", "kg_co2e"),
+    "energy": ("job", "name", "account", "gpu_hours", "kwh", "lost_kwh", "cost", "currency", "kg_co2e"),
+    "failures": ("type", "cause", "failures", "node_days", "mttf_days", "mttf_low_days", "mttf_high_days"),
+    "nodes": ("node", "type", "failures", "expected", "frailty", "p_lemon", "burn_in_until", "suggestion", "last"),
+    "spares": ("part", "failures", "expected", "spares_poisson", "spares"),
+}
+"""What is shown -> the columns for people."""
+
+
+def run_objectives(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
+    """Returns the rows of a list and the columns for people."""
+    shown = given.verb or "list"
+    path = f"/api/v1/objectives?{urlencode({'days': given.days})}"
+    status, answer = client.get(config, path)
+    if status != 200:
+        raise client.make_error(status, answer, f"{client.base_url(config)}{path}")
+    rows: Mapping[str, Rows] = {
+        "list": answer["objectives"],
+        "losses": answer["lost"]["by_cause"],
+        "energy": answer["energy"]["by_job"],
+        "failures": answer["failures"] + [_published(row) for row in answer["published"]],
+        "nodes": answer["ranking"],
+        "spares": answer["spares"]["parts"],
+    }
+    return rows[shown], LISTS[shown]
+
+
+def _published(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the rate of a published fleet as a row beside one's own: days to failure of a node of 8 GPUs."""
+    days = round(1e6 / row["per_million_gpu_hours"] / 8 / 24, 1)
+    return {"type": row["fleet"], "cause": row["cause"], "mttf_days": days, **row}
