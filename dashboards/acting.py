@@ -1,7 +1,8 @@
 """Writes of a person about incidents and silences: each with the version that the person saw.
 
 If somebody else changed an incident meanwhile, nothing is written and the answer says what changed. Changes of
-Fleetpulse itself (new findings, escalation) do not stop an acknowledgement: then it is sent again with the new version.
+Fleetpulse itself (new findings, escalation) and the person's own do not stop it: then it is sent again with the new
+version. The page may still have the version before the person's last click.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dashboards import answers, snapshot
+from dashboards import answers, identity, snapshot
 from dashboards.answers import Change
 from dashboards.client import ApiError
 from dashboards.words import age, joined
@@ -30,22 +31,24 @@ class Outcome(NamedTuple):
     done: bool
 
 
-def act_on_incident(identity: str, version: int | None, verb: str, body: Mapping[str, Any], done: str) -> Outcome:
+def act_on_incident(incident: str, version: int | None, verb: str, body: Mapping[str, Any], done: str) -> Outcome:
     """Sends an act on an incident; `done` is the text if it succeeds."""
     for _ in range(TRIES):
         try:
-            snapshot.send(answers.parse_incident, f"incidents/{snapshot.quoted(identity)}/{verb}", body, version)
+            snapshot.send(answers.parse_incident, f"incidents/{snapshot.quoted(incident)}/{verb}", body, version)
             return Outcome("quiet", done, True)
         except ApiError as error:
             if error.status != CONFLICT or version is None:
                 return Outcome("critical", f"Nothing changed. {error}", False)
         snapshot.api_url()  # a login may have ended meanwhile
         try:
-            fresh = snapshot.make_client().fetch_incident(identity)
+            fresh = snapshot.make_client().fetch_incident(incident)
         except ApiError as error:
             return Outcome("critical", f"Nothing changed: somebody else changed the incident. {error}", False)
         since = [change for change in fresh.history if change.number > version]
-        if any(change.actor != MACHINE for change in since):
+        person = identity.require()
+        own = {MACHINE} if person.notes_only else {MACHINE, person.name}  # several people can be `local`
+        if any(change.actor not in own for change in since):
             return Outcome("degraded", describe_conflict(since, snapshot.now()), False)
         version = fresh.version
     return Outcome("degraded", "Nothing changed: the incident changes too fast. Try again.", False)

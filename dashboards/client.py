@@ -55,9 +55,18 @@ class Client:
         """Returns all nodes with their states."""
         return self._get(answers.parse_fleet, "fleet")
 
+    def fetch_fleet_of(self, nodes: tuple[str, ...]) -> Fleet:
+        """Returns the state of the pipeline, and of some nodes only. nodes: entities; may be empty."""
+        asked = [("entity", node) for node in nodes] if nodes else [("nodes", "false")]
+        return self._get(answers.parse_fleet, "fleet", asked)
+
     def fetch_incidents(self, state: State | None = None) -> tuple[Incident, ...]:
         """Returns the incidents in one state, or all."""
         return self._get(answers.parse_incidents, "incidents", {"state": state} if state else {})
+
+    def fetch_unresolved(self) -> tuple[Incident, ...]:
+        """Returns the unresolved incidents."""
+        return self._get(answers.parse_incidents, "incidents", {"show": "unresolved"})
 
     def fetch_incident(self, identity: str) -> IncidentDetail:
         """Returns one incident with findings, history and notifications. Raises ApiError (404 if it does not exist)."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import streamlit as st
 
+from dashboards import routes
+
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
@@ -33,7 +35,6 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("node", "Node", "dns", shown=False),
     PageEntry("link", "Link", "cable", shown=False),
     PageEntry("explore", "Explore", "monitoring"),
-    PageEntry("data", "Data quality", "sensors"),
     PageEntry("detectors", "Detectors", "troubleshoot"),
     PageEntry("acts", "Acts", "gavel"),
     PageEntry("objectives", "Objectives", "target"),
@@ -48,6 +49,8 @@ def find_draw(entry: PageEntry) -> Callable[[], None]:
     """Returns the function that draws a page; its module is imported when the page is opened first."""
 
     def draw() -> None:
+        if not entry.shown:
+            routes.keep_query(entry.name)
         cast(Callable[[], None], import_module(f"dashboards.views.{entry.name}").page)()
 
     return draw

@@ -11,7 +11,7 @@ import streamlit as st
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
-_PAGES = "pages"
+_PAGES, _OPENED = "pages", "opened"
 DEFAULT = "fleet"
 """The page at /; Streamlit has no other address for it."""
 LOCAL_TIME = ("tz", "local")
@@ -69,6 +69,20 @@ def entity_href(entity: str) -> str:
     return href("node", entity=entity)
 
 
+def keep_query(page: str) -> None:
+    """Gives a page that is reached by links only the parameters it was opened with, if the address has none.
+
+    A browser that is late reports the new page with the address of the page before; such a page needs its parameters.
+    """
+    everywhere = {"live", LOCAL_TIME[0]}
+    if set(st.query_params) - everywhere:
+        st.session_state[_OPENED] = (page, {name: st.query_params.get_all(name) for name in st.query_params})
+        return
+    opened = st.session_state.get(_OPENED)
+    if opened and opened[0] == page:
+        st.query_params.from_dict(with_kept(opened[1]))
+
+
 def open_page(name: str, /, **query: str) -> NoReturn:
     """Opens a page of this session."""
     _open(name, query)
@@ -95,4 +109,6 @@ def is_local_time() -> bool:
 
 
 def _open(name: str, query: dict[str, Any]) -> NoReturn:
-    st.switch_page(st.session_state[_PAGES][name], query_params=with_kept(query))
+    asked = with_kept(query)
+    st.session_state[_OPENED] = (name, asked)
+    st.switch_page(st.session_state[_PAGES][name], query_params=asked)

@@ -65,6 +65,15 @@ class AnswerCache:
 
 
 _CACHE = AnswerCache()
+_writes = 0
+"""Writes of this process so far, a part of the key of cached responses: a request that was on its way during a write
+may have read the state before it, and its response must not be shown after it."""
+
+
+def _drop_answers() -> None:
+    """Lets every page ask again, after a write."""
+    global _writes
+    _writes += 1
 
 
 def now() -> int:
@@ -128,14 +137,19 @@ def send(
     try:
         return _writer(path, body).send(parse, path, body, version, method)
     finally:
-        _fetch_cached.clear()
+        _drop_answers()
 
 
 @st.cache_data(ttl=TTL_S, refresh_mode="background", max_entries=MAX_CACHED, show_spinner="Waiting for the API")
 def _fetch_cached(
-    url: str, what: str, arguments: tuple[Any, ...], _parse: Callable[[Mapping[str, Any]], Any] | None = None
+    url: str,
+    what: str,
+    arguments: tuple[Any, ...],
+    writes: int,
+    _parse: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> CachedAnswer[Any]:
-    """Sends one request to the API. `url` is a part of the cache key; `_parse` is not, the first argument names it."""
+    """Sends one request to the API. `url` and `writes` are parts of the cache key; `_parse` is not, the first argument
+    names it."""
     given = arguments if _parse is None else (_parse, *arguments[1:])
     try:
         answer = CachedAnswer(getattr(make_client(), what)(*given), now())
@@ -146,11 +160,11 @@ def _fetch_cached(
 
 def _fetch(what: str, *arguments: Any, parse: Callable[[Mapping[str, Any]], Any] | None = None) -> CachedAnswer[Any]:
     """Returns a cached response. One older than three intervals (no viewer since) is replaced first."""
-    url = api_url()
-    answer = _fetch_cached(url, what, arguments, parse)
+    url, writes = api_url(), _writes
+    answer = _fetch_cached(url, what, arguments, writes, parse)
     if now() - answer.fetched > 3 * INTERVAL_S * SECOND and not answer.error:
-        _fetch_cached.clear(url, what, arguments, parse)
-        answer = _fetch_cached(url, what, arguments, parse)
+        _fetch_cached.clear(url, what, arguments, writes, parse)
+        answer = _fetch_cached(url, what, arguments, writes, parse)
     return answer
 
 
@@ -159,9 +173,19 @@ def fetch_fleet() -> CachedAnswer[Fleet]:
     return cast(CachedAnswer[Fleet], _fetch("fetch_fleet"))
 
 
+def fetch_fleet_of(*nodes: str) -> CachedAnswer[Fleet]:
+    """Returns the state of the pipeline, and the nodes that are named: what a page needs that shows no fleet."""
+    return cast(CachedAnswer[Fleet], _fetch("fetch_fleet_of", nodes))
+
+
 def fetch_incidents(state: State | None = None) -> CachedAnswer[tuple[Incident, ...]]:
     """Returns the incidents in one state, or all."""
     return cast(CachedAnswer[tuple[Incident, ...]], _fetch("fetch_incidents", state))
+
+
+def fetch_unresolved() -> CachedAnswer[tuple[Incident, ...]]:
+    """Returns the unresolved incidents; those of the past may be thousands."""
+    return cast(CachedAnswer[tuple[Incident, ...]], _fetch("fetch_unresolved"))
 
 
 def fetch_incident(identity: str) -> CachedAnswer[IncidentDetail]:
@@ -192,14 +216,14 @@ def fetch_mutes() -> CachedAnswer[tuple[Mute, ...]]:
 def add_mute(detector: str, scope: str, seconds: float, reason: str) -> Mute:
     """Mutes a detector on a scope and clears the cache for all viewers. Raises ApiError."""
     made = _writer("mutes", {}).add_mute(detector, scope, seconds, reason)
-    _fetch_cached.clear()
+    _drop_answers()
     return made
 
 
 def end_mute(mute: str) -> Mute:
     """Ends a mute now and clears the cache for all viewers. Raises ApiError."""
     ended = _writer(f"mutes/{mute}/end", {}).end_mute(mute)
-    _fetch_cached.clear()
+    _drop_answers()
     return ended
 
 
@@ -207,7 +231,7 @@ def write_note(incident: str, kind: NoteKind, comment: str) -> Incident:
     """Writes a note and clears the cache for all viewers. Raises ApiError."""
     path = f"incidents/{quote(incident, safe='')}/{'resolve' if kind == 'not_a_fault' else kind}"
     changed = _writer(path, {"not_a_fault": kind == "not_a_fault"}).write_note(incident, kind, comment)
-    _fetch_cached.clear()
+    _drop_answers()
     return changed
 
 

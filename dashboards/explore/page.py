@@ -90,10 +90,12 @@ def _about(chosen: Choice) -> str:
 
 def _draw_start(chosen: Choice) -> None:
     """Draws what to do next while devices or signals are missing."""
-    st.html(markup.title("Explore"))
+    answer = snapshot.fetch_fleet()
+    fleet = answer.value
+    parts.draw_head("Explore" if fleet else "Explore: fleet state unknown", [], "", answer)
+    parts.draw_error(answer)
     missing = [name for name, values in (("a device", chosen.entities), ("a signal", chosen.signals)) if not values]
     st.html(markup.notice(f"Choose {' and '.join(missing)} above. Up to 16 devices and 8 signals share one time axis."))
-    fleet = snapshot.fetch_fleet().value
     worst = [n for n in fleet.nodes if n.state in ("critical", "degraded")][:4] if fleet else []
     nodes = worst or (list(fleet.nodes[:1]) if fleet else [])
     rows = [

@@ -84,7 +84,7 @@ def _head(
         said += (
             f" {entity_name(worst.incident.cause)}." if worst.relation == "affected" else " of an unresolved incident."
         )
-    since = parts.unknown_since(answer, snapshot.fetch_fleet(), now)
+    since = parts.unknown_since(answer, snapshot.fetch_fleet_of(), now)
     badges = [state_badge(values.value, detail.entity, now), markup.simulated_badge(detail.simulated)]
     parts.draw_head(ends, badges, parts.statement(said, since, now), answer)
     parts.draw_error(answer)

@@ -121,7 +121,7 @@ def _draw_elsewhere(detail: EntityDetail) -> None:
 
 
 def _fleet_node(entity: str) -> Node | None:
-    fleet = snapshot.fetch_fleet().value
+    fleet = snapshot.fetch_fleet_of(entity).value
     return None if fleet is None else next((n for n in fleet.nodes if n.entity == entity), None)
 
 
@@ -130,7 +130,7 @@ def _head(detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer
     known = _fleet_node(detail.entity)
     badges = [_state_badge(known), markup.simulated_badge(shown.simulated)]
     st.html(links.breadcrumbs(identity.crumbs(detail, focus.entity if focus else "")))
-    since = parts.unknown_since(answer, snapshot.fetch_fleet(), now)
+    since = parts.unknown_since(answer, snapshot.fetch_fleet_of(detail.entity), now)
     state = parts.statement(state_text(shown, known), since, now)
     parts.draw_head(plain(entity_name(shown.entity)), badges, state, answer)
     parts.draw_error(answer)

@@ -300,7 +300,7 @@ def sources(found: FleetMap) -> str:
 
 
 def _incidents(of_fleet: CachedAnswer[Fleet], found: FleetMap) -> None:
-    answer = snapshot.fetch_incidents()
+    answer = snapshot.fetch_unresolved()
     since = unknown_since(answer, of_fleet, snapshot.now())
     unresolved = [i for i in answer.value or () if i.state != "resolved"]
     if found.within or found.nodes < found.fleet:

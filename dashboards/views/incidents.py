@@ -158,9 +158,9 @@ def _active(query: ListQuery) -> list[str]:
 
 
 def _draw_empty(query: ListQuery, answer: snapshot.CachedAnswer[IncidentPage]) -> None:
-    since = unknown_since(answer, snapshot.fetch_fleet(), snapshot.now())
+    since = unknown_since(answer, snapshot.fetch_fleet_of(), snapshot.now())
     what = "No incidents match these filters." if query.is_filtered else "No incidents in this state."
-    known = snapshot.fetch_fleet().value
+    known = snapshot.fetch_fleet_of().value
     if since is None:
         last = what + (f" {fleet.reporting(known)}." if known else "")
     else:

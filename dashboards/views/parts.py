@@ -68,7 +68,7 @@ def draw_head(
     of_now: the headline is a statement about the present.  now: when `answer`, then the fleet, was fetched for the
     headline; a later response may differ.  crumbs: the way to this page.
     """
-    fleet = snapshot.fetch_fleet() if now is None else answer
+    fleet = snapshot.fetch_fleet_of() if now is None else answer
     now = snapshot.now() if now is None else now
     if answer.value is not None and fleet.value is not None and not fleet.error and fleet.value.unready:
         st.html(markup.unready(fleet.value))

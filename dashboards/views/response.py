@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboards import markup, snapshot
+from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome, act_on_incident
 from dashboards.answers import IncidentDetail
 from dashboards.views import muting, silencing
@@ -72,16 +72,16 @@ def _popover(row: Any, label: str, name: str, detail: IncidentDetail, form: Any,
             form(detail, key)
 
 
-def draw_result(identity: str) -> None:
+def draw_result(incident: str) -> None:
     """Draws the result of the last request about this incident."""
     result = st.session_state.get(_RESULT)
-    if result and result[0] == identity:
+    if result and result[0] == incident:
         st.html(markup.notice(result[2], result[1]))
 
 
-def keep_result(identity: str, outcome: Outcome) -> None:
+def keep_result(incident: str, outcome: Outcome) -> None:
     """Keeps a result for display until the page is left."""
-    st.session_state[_RESULT] = (identity, outcome.tone, outcome.text)
+    st.session_state[_RESULT] = (incident, outcome.tone, outcome.text)
 
 
 def _do(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str = "") -> None:
@@ -107,7 +107,15 @@ def _assign_form(detail: IncidentDetail, key: str) -> None:
     life = detail.incident.life
     st.text_input("Assign to", key=f"{key}-to", value=life.assignee, placeholder="name; empty: nobody")
     st.text_input("Comment", key=f"{key}-text")
-    st.button("Assign", key=f"{key}-do", type="primary", on_click=_assign, args=(_about(detail), key))
+    row = st.container(horizontal=True)
+    row.button("Assign", key=f"{key}-do", type="primary", on_click=_assign, args=(_about(detail), key))
+    row.button("Assign to me", key=f"{key}-me", on_click=_assign_to_me, args=(_about(detail), key))
+
+
+def _assign_to_me(about: About, key: str) -> None:
+    who = identity.current()
+    st.session_state[f"{key}-to"] = "" if isinstance(who, identity.Stranger) else who.name
+    _assign(about, key)
 
 
 def _assign(about: About, key: str) -> None:
@@ -205,7 +213,7 @@ def _acknowledge_for(about: About, key: str) -> None:
 
 
 def _merge_form(detail: IncidentDetail, key: str) -> None:
-    found = snapshot.fetch_incidents().value or ()
+    found = snapshot.fetch_unresolved().value or ()
     others = {i.id: i for i in found if i.state != "resolved" and i.id != detail.incident.id}
     offered = list(others)[:MAX_OFFERED]
     names = {i: f"{i} {plain(others[i].summary)}" for i in offered}

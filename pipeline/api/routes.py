@@ -123,8 +123,12 @@ def entities(request: Request, kind: str | None = None) -> Response:
 
 
 @read_router.get("/fleet", response_model=models.Fleet)
-def fleet_now(request: Request) -> Response:
-    """One state per node, and the progress of the pipeline."""
+def fleet_now(
+    request: Request,
+    entity: Annotated[list[str] | None, Query(description="only these nodes are listed", max_length=1000)] = None,
+    nodes: Annotated[bool, Query(description="false: no node is listed")] = True,
+) -> Response:
+    """One state per node, and the progress of the pipeline. Counts are of all nodes."""
     service = get_context(request)
     backend, topology, now = service.backend, service.topology_copy.get(), service.now()
     health, unready = backend.read_health(), backend.list_unready_reasons()
@@ -134,11 +138,15 @@ def fleet_now(request: Request) -> Response:
             return what(cursor)
 
     known = (topology, backend.read_revision(), len(backend.devices.names("node")), now // NODES_FOR)
-    nodes = service.remember("nodes", known, lambda: read(list_nodes))
+    all_nodes = service.remember("nodes", known, lambda: read(list_nodes))
     changed = (topology, backend.read_revision())
     unresolved = service.remember("unresolved", changed, lambda: read(lambda c: read_unresolved(c, topology)))
     seen = find_last_seen(backend.devices, service.names, backend.read_current)
-    return json_response(build_fleet(nodes, unresolved, seen, topology, health, unready, now))
+    answer = build_fleet(all_nodes, unresolved, seen, topology, health, unready, now)
+    if entity is not None or not nodes:
+        wanted = frozenset(entity or ())
+        answer["nodes"] = [node for node in answer["nodes"] if nodes and node["entity"] in wanted]
+    return json_response(answer)
 
 
 @read_router.get("/series", response_model=models.Series)

@@ -1,7 +1,7 @@
 """Every page of the navigation table: accessible in light, dark and on a phone; honest with fleets of any size.
 
 A new page is tried as soon as it stands in `dashboards.pages.PAGES`; one that needs something in its address has it in
-`QUERIES`.
+`QUERIES`. All cases share one Chromium, one window with a warm cache, and one dashboard for each state of the API.
 """
 
 from __future__ import annotations
@@ -14,20 +14,35 @@ import pytest
 
 from dashboards.pages import PAGES
 from tests.dashboards import test_dashboard_browser
-from tests.dashboards.conftest import Api, running_api
+from tests.dashboards.conftest import Api, detector_table, mute_table, running_api, silence_table
+from tests.dashboards.device_tables import serve_node
+from tests.dashboards.facility_tables import facility_table
+from tests.dashboards.jobs_tables import answers as job_answers
+from tests.dashboards.quality_tables import quality_table, receivers_table
+from tests.dashboards.test_dashboard_acts import act_table
 from tests.dashboards.test_dashboard_browser import READY, running_dashboard
 from tests.oidc_build import folder
 from tests.parts import do_without
 
 pytestmark = [pytest.mark.chromium, pytest.mark.slow]
-browser, shared_browser = test_dashboard_browser.browser, test_dashboard_browser.shared_browser
+shared_browser = test_dashboard_browser.shared_browser
 QUERIES = {
     "incident": "id=A1",
     "node": "entity=node:n003",
     "link": "entity=port:n003.mlx5_0",
     "jobs": "entity=job:81",
+    "explore": "entity=node:n003&signal=gpu.temperature&signal=gpu.power",
+    "acts": "id=ACT-1",
 }
 NAMES = [entry.name for entry in PAGES]
+MORE = {
+    "fleet-table": "?table=1&selection=node:n003&selection=node:n004",
+    "jobs-list": "jobs?",
+    "acts-list": "acts?",
+    "explore-start": "explore?",
+    "explore-sql": "explore?view=sql",
+}
+"""Other states of a page that have parts of their own."""
 LOOKS = {"light": ("light", 1440, 900), "dark": ("dark", 1440, 900), "phone": ("light", 390, 844)}
 SERIOUS = {"serious", "critical"}
 SIZES = (0, 1, 64, 12_500)
@@ -38,22 +53,68 @@ CHECK = """async () => {
     const found = await axe.run(document, {resultTypes: ["violations"]});
     return found.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 200) + " " + n.failureSummary)]);
 }"""
+GROUND = "getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor"
+
+
+def serve_everything(api: Api) -> None:
+    """Lets the API answer what every page asks."""
+    serve_node(api)
+    api.answers |= {"quality": quality_table(), "receivers": receivers_table(), "facility": facility_table()}
+    api.answers |= job_answers()
+    api.answers["acts"] = {"acts": [act_table()], "breaker": None, "modes": {"hold": "on", "evict": "off"}}
+    api.answers["acts/ACT-1"] = act_table()
+    api.mutes, api.silences = [mute_table("m1")], [silence_table("s1"), silence_table("s2", "maintenance")]
+    api.panel = {"detectors": [detector_table(), detector_table(name="sdc", enabled=False)], "modes": []}
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[tuple[Api, str]]:
-    """The double of the API, and the address of a dashboard in front of it."""
-    with running_api() as api, running_dashboard(api.url) as url:
-        yield api, url
+def url() -> Iterator[str]:
+    """The address of a dashboard in front of an API that answers everything."""
+    with running_api() as api:
+        serve_everything(api)
+        with running_dashboard(api.url) as address:
+            yield address
+
+
+@pytest.fixture(scope="module")
+def silent_url() -> Iterator[str]:
+    """The address of a dashboard in front of an API that has never answered in time."""
+    with running_api() as api:
+        api.released.clear()
+        with running_dashboard(api.url) as address:
+            yield address
+        api.released.set()
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def sized(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a dashboard of a fleet of that size, hostile names in it."""
+    with running_api() as api:
+        nodes = make_nodes(api, request.param)
+        counts = {state: sum(n["state"] == state for n in nodes) for state in api.fleet["counts"]}
+        api.fleet = {**api.fleet, "nodes": nodes, "counts": counts}
+        hostile = {"summary": HOSTILE[1], "cause": f"node:{HOSTILE[0]}", "members": [f"node:{n}" for n in HOSTILE]}
+        kept = api.incidents if request.param else {"A1": api.incidents["A1"]}
+        api.incidents = {key: {**one, **(hostile if request.param else {})} for key, one in kept.items()}
+        with running_dashboard(api.url) as address:
+            yield address
+
+
+@pytest.fixture(scope="module")
+def window(shared_browser: Any) -> Iterator[Any]:
+    """A window whose cache has the programs of Streamlit from its second page on."""
+    context = shared_browser.new_context(locale="en-GB")
+    yield context
+    context.close()
 
 
 @pytest.fixture
-def api(site: tuple[Api, str]) -> Iterator[Api]:
-    """The double as it was made, before and after each test."""
-    before = dict(site[0].fleet), dict(site[0].incidents)
-    yield site[0]
-    site[0].released.set()
-    site[0].fleet, site[0].incidents = before
+def tab(window: Any) -> Iterator[Any]:
+    """A new tab. It is closed before its dashboard stops: a program that a page fetches late would fail."""
+    page = window.new_page()
+    page.set_viewport_size({"width": 1440, "height": 900})
+    yield page
+    page.close()
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +128,10 @@ def axe() -> str:
 
 def address(url: str, name: str) -> str:
     """Returns the address of a page that does not refresh."""
+    if name in MORE:
+        return f"{url}/{MORE[name]}&live=0"
     path = "" if name == NAMES[0] else name
-    return f"{url}/{path}?{QUERIES[name]}&live=0" if name in QUERIES else f"{url}/{path}?live=0"
+    return f"{url}/{path}?{QUERIES.get(name, '')}&live=0"
 
 
 def is_fault(said: Any) -> bool:
@@ -76,12 +139,8 @@ def is_fault(said: Any) -> bool:
     return said.type == "error" and "/_stcore/h" not in said.location.get("url", "")
 
 
-def show(
-    browser: Any, where: str, scheme: str = "light", width: int = 1440, height: int = 900
-) -> tuple[Any, list[str]]:
-    """Returns a page that has finished, and the errors in its console."""
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height}, locale="en-GB")
-    page = context.new_page()
+def show(page: Any, where: str) -> list[str]:
+    """Opens a page and waits until it has finished and fetched everything; returns the errors in its console."""
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda said: errors.append(f"{said.text} {said.location}") if is_fault(said) else None)
@@ -89,20 +148,33 @@ def show(
     page.goto(where)
     page.locator(READY).wait_for(timeout=120_000)
     page.locator(".fp-title, .fp-notice").first.wait_for(timeout=60_000)
-    return page, errors
+    page.wait_for_load_state("networkidle")  # parts of Streamlit are fetched when first drawn
+    return errors
 
 
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_has_no_serious_violation_of_accessibility(
-    site: tuple[Api, str], browser: Any, axe: str, name: str, look: str
-) -> None:
-    page, _ = show(browser, address(site[1], name), *LOOKS[look])
-    page.wait_for_function("document.getAnimations().length === 0")  # colours fade in
-    page.locator(READY).wait_for(timeout=60_000)  # a page that connects again is greyed
-    page.evaluate(axe)
-    found = [violation for violation in page.evaluate(CHECK) if violation[0] in SERIOUS]
-    assert found == []
+def find_violations(page: Any, look: str) -> list[Any]:
+    """Returns what axe-core finds serious or critical in one look of a page, twice: a page that connects again while
+    axe runs is greyed for that moment, a violation of the page stays."""
+    scheme, width, height = LOOKS[look]
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": height})
+    page.wait_for_function(f"({GROUND} === 'rgb(255, 255, 255)') === {str(scheme == 'light').lower()}")
+    found: list[Any] = []
+    for _ in range(2):
+        page.locator(READY).wait_for(timeout=60_000)
+        page.wait_for_function("document.getAnimations().length === 0")  # colours fade in
+        found = [violation for violation in page.evaluate(CHECK) if violation[0] in SERIOUS]
+        if not found:
+            break
+    return found
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MORE])
+def test_a_page_has_no_serious_violation_of_accessibility(url: str, tab: Any, axe: str, name: str) -> None:
+    show(tab, address(url, name))
+    assert tab.locator("[data-testid=stException]").count() == 0
+    tab.evaluate(axe)
+    assert {look: found for look in LOOKS if (found := find_violations(tab, look))} == {}, name
 
 
 def make_nodes(api: Api, count: int) -> list[dict[str, Any]]:
@@ -112,37 +184,19 @@ def make_nodes(api: Api, count: int) -> list[dict[str, Any]]:
     return [{**api.node(name, states[i % 7]), "rack": f"rack:r{i // 16}"} for i, name in enumerate(names)]
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_holds_a_fleet_of_any_size_with_hostile_names(
-    site: tuple[Api, str], api: Api, browser: Any, name: str, size: int
-) -> None:
-    nodes = make_nodes(api, size)
-    counts = {state: sum(n["state"] == state for n in nodes) for state in api.fleet["counts"]}
-    api.fleet = {**api.fleet, "nodes": nodes, "counts": counts}
-    if size:
-        hostile = {"summary": HOSTILE[1], "cause": f"node:{HOSTILE[0]}", "members": [f"node:{n}" for n in HOSTILE]}
-        api.incidents = {key: {**one, **hostile} for key, one in api.incidents.items()}
-    else:
-        api.incidents = {key: one for key, one in api.incidents.items() if key == "A1" and name == "incident"}
-    page, errors = show(browser, address(site[1], name))
-    page.wait_for_timeout(300)  # errors of drawing come after the last message
-    assert page.locator("[data-testid=stException]").count() == 0
-    assert page.locator("img[src=x], .fp-title b").count() == 0
+def test_a_page_holds_a_fleet_of_any_size_with_hostile_names(sized: str, tab: Any, name: str) -> None:
+    errors = show(tab, address(sized, name))
+    assert tab.locator("[data-testid=stException]").count() == 0
+    assert tab.locator("img[src=x], .fp-title b").count() == 0
     assert errors == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_says_that_it_does_not_know_while_the_api_times_out(
-    site: tuple[Api, str], api: Api, browser: Any, name: str
-) -> None:
-    with running_api() as silent:
-        silent.released.clear()
-        with running_dashboard(silent.url) as url:
-            page, errors = show(browser, address(url, name))
-            text = page.locator("[data-testid=stMain]").inner_text()
-        silent.released.set()
-    assert page.locator("[data-testid=stException]").count() == 0
+@pytest.mark.parametrize("name", [*NAMES, "explore-start", "jobs-list"])
+def test_a_page_says_that_it_does_not_know_while_the_api_times_out(silent_url: str, tab: Any, name: str) -> None:
+    errors = show(tab, address(silent_url, name))
+    text = tab.locator("[data-testid=stMain]").inner_text()
+    assert tab.locator("[data-testid=stException]").count() == 0
     assert WELL.search(text) is None, text
     assert re.search("does not answer|unknown|no data", text, re.I), text
-    assert errors == [] or all("ERR_CONNECTION_REFUSED" in error or "WebSocket" in error for error in errors)
+    assert errors == []

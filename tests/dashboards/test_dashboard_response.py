@@ -11,7 +11,7 @@ from dashboards.answers import Change, parse_detail
 from dashboards.links import Link
 from dashboards.views import silencing
 from pipeline.model.records import SECOND, iso
-from tests.dashboards.conftest import NOW, incident_table
+from tests.dashboards.conftest import NOW, OPERATOR, incident_table
 from tests.dashboards.test_dashboard_pages import incident_script, page, shown
 
 HISTORY = [{"number": 1, "time": iso(NOW), "kind": "opened", "actor": "fleetpulse", "comment": ""}]
@@ -68,6 +68,15 @@ def test_an_act_after_a_change_by_another_person_is_not_done_and_says_what_chang
     test.button(key="acknowledge").click().run()
     assert api.posted == []
     assert "Nothing changed, because meanwhile bob acknowledged it" in shown(test)
+
+
+def test_ones_own_change_does_not_stop_the_next_act(api: Any) -> None:
+    api.incidents["A1"] |= {"version": 1, "history": HISTORY}
+    test = page(incident_script, id="A1")
+    own = {"number": 2, "time": iso(NOW), "kind": "silenced", "actor": OPERATOR.name, "comment": ""}
+    api.incidents["A1"] |= {"version": 2, "history": [*HISTORY, own]}
+    test.button(key="acknowledge").click().run()
+    assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge"]
 
 
 def test_an_update_by_the_pipeline_does_not_stop_a_person(api: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboards import routes
 
@@ -41,3 +42,23 @@ def test_a_page_in_local_time_links_to_pages_in_local_time(monkeypatch: pytest.M
     monkeypatch.setattr(routes, "is_local_time", lambda: True)
     assert routes.href("incidents", state="open") == "incidents?state=open&tz=local"
     assert routes.href("fleet") == "./?tz=local"
+
+
+def kept_script() -> None:
+    import streamlit as st
+
+    from dashboards import routes
+
+    routes.keep_query(st.session_state["page"])
+    st.text(st.query_params.get("id", "none"))
+
+
+def test_a_page_of_one_thing_keeps_what_it_is_about_if_a_late_browser_sends_no_parameters() -> None:
+    test = AppTest.from_function(kept_script)
+    test.session_state["page"], test.query_params["id"] = "incident", "A1"
+    assert test.run().text[0].value == "A1"
+    del test.query_params["id"]
+    assert test.run().text[0].value == "A1"
+    del test.query_params["id"]
+    test.session_state["page"] = "node"  # another page is not about it
+    assert test.run().text[0].value == "none"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dashboards import snapshot
-from dashboards.client import API_URL, ApiError
+from dashboards.client import API_URL, ApiError, Client
 from dashboards.snapshot import AnswerCache, CachedAnswer
 
 
@@ -65,3 +65,17 @@ def test_the_cache_is_bounded_and_drops_the_oldest() -> None:
         last.update(name, CachedAnswer(name, 1))
     assert last.update("a", CachedAnswer(None, 2, "refused")).value is None
     assert last.update("c", CachedAnswer(None, 2, "refused")).value == "c"
+
+
+def test_a_response_read_before_a_write_is_not_shown_after_it(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Client.fetch_incident
+
+    def read_and_be_overtaken(client: Client, identity: str) -> Any:
+        found = read(client, identity)
+        if not api.posted:
+            snapshot.write_note("A1", "acknowledge", "")
+        return found
+
+    monkeypatch.setattr(Client, "fetch_incident", read_and_be_overtaken)
+    states = [answer.value.incident.state for _ in range(2) if (answer := snapshot.fetch_incident("A1")).value]
+    assert states == ["open", "acknowledged"]

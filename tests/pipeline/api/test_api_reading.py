@@ -80,6 +80,13 @@ def test_a_fleet_without_incidents_is_ok_where_it_reports_and_no_data_elsewhere(
     assert (nodes["node:n4"]["last_seen"], nodes["node:n4"]["rack"]) == (None, "rack:r2")
 
 
+def test_the_fleet_lists_some_nodes_or_none_and_counts_all(client: httpx.Client) -> None:
+    for query, listed in (("nodes=false", []), ("entity=node:n2&entity=node:n9", ["node:n2"])):
+        fleet = models.Fleet.model_validate(client.get(f"/api/v1/fleet?{query}").json())
+        assert [node.entity for node in fleet.nodes] == listed
+        assert sum(fleet.counts.values()) == 4
+
+
 def test_the_fleet_shows_why_no_data_arrives_and_the_age_of_its_newest_data(
     client: httpx.Client, backend: Any, now: int
 ) -> None:
