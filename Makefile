@@ -9,7 +9,7 @@ UPGRADE ?=
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all lint types parts docs pictures soak bench score compose-test constraints clean
+.PHONY: help install run test test-all lint types parts docs pictures soak bench score compose-test dist constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's 
 
 compose-test: .venv/.tests-installed ## bring docker-compose.yml up for real, kill its broker, take it down (RESULTS=folder)
 	@PYTHON=$(BIN)/python deploy/compose_test/run $(RESULTS)
+
+dist: .venv/.tests-installed ## build wheel, sdist, bundles, deb, rpm, bills of materials and checksums into dist/ (KINDS="wheel agent server")
+	@PYTHON=$(BIN)/python deploy/packages/make $(KINDS)
 
 constraints: .venv/.made ## write constraints.txt anew for pyproject.toml, with the hashes of all files (UPGRADE=--upgrade: newest versions)
 	@$(PYTHON) -m venv .venv/uv && .venv/uv/bin/python -m pip --disable-pip-version-check --quiet install uv

@@ -22,11 +22,14 @@ from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
 from pipeline.model.errors import Refused, UsageError
 from pipeline.runtime import logs
+from pipeline.runtime.systemd import SystemdNotifier
 
 MESSAGE_BYTES = 200 << 20
 """Longest WebSocket message (bytes): Streamlit's default of server.maxMessageSize."""
 PING_SECONDS = 30.0
 """Interval and timeout of WebSocket pings (s): Streamlit's default."""
+TICKS_ALIVE = 100
+"""Ticks of uvicorn, of 0.1 s each, between two messages to systemd. Chosen."""
 MIN_SECRET = 16
 """Shortest secret (characters), as for tokens of the API."""
 APP = Path(__file__).parent / "app.py"
@@ -58,19 +61,6 @@ def _serve(config: Config) -> None:
 
     from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
 
-    class Server(uvicorn.Server):
-        """uvicorn that returns after a signal, so that the exit status is 0, instead of raising the signal again."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Handles SIGINT and SIGTERM while the server runs, then restores their handlers."""
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
     board = config.dashboard
     bootstrap.load_config_options(options(config))
     pages = LoginCookies(streamlit.App(APP, secrets=secrets(config)), board, public_url(config))
@@ -90,7 +80,40 @@ def _serve(config: Config) -> None:
         forwarded_allow_ips=list(board.trusted_proxies),
         timeout_graceful_shutdown=1,
     )
-    Server(settings).run()
+    _make_server(settings).run()
+
+
+def _make_server(settings: Any) -> Any:
+    """Returns uvicorn's server with our handling of signals, and messages to systemd."""
+    import uvicorn
+
+    manager = SystemdNotifier()
+
+    class Server(uvicorn.Server):
+        """uvicorn that notifies systemd, and returns after a signal with exit status 0 instead of raising it again."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Opens the port, then reports that the pages are ready."""
+            await super().startup(sockets)
+            manager.notify_ready(0.0)
+
+        async def on_tick(self, counter: int) -> bool:
+            """Reports every 10 s, from the loop itself, that it is alive."""
+            if counter % TICKS_ALIVE == 0:
+                manager.notify_alive()
+            return await super().on_tick(counter)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Handles SIGINT and SIGTERM while the server runs, then restores their handlers."""
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    return Server(settings)
 
 
 def environment(config: Config) -> dict[str, str]:

@@ -11,6 +11,7 @@
 #   kubernetes a real control plane and kwok, built from Go modules
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
+#   dist       what `make dist` needs: nfpm, built from its Go module, patchelf, strip and rpm
 #   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
 #   oidc       Node.js and a certified OpenID Connect provider, for the dashboard's login
 #   promtool   Prometheus' own checks, of the distribution
@@ -172,6 +173,22 @@ part_helm() { # cold a minute; kept in a cache folder
     echo "parts: Helm is there"
 }
 
+NFPM=2.45.2 # deb and rpm of `make dist`
+part_dist() { # cold five CPU minutes; kept in a cache folder
+    local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/nfpm/$NFPM"
+    have patchelf || get patchelf patchelf
+    have strip || get strip binutils
+    have rpm || get rpm rpm
+    if ! have nfpm && [ ! -x "$at/nfpm" ]; then
+        if ! have go; then
+            echo "parts: nfpm is left out: no Go 1.25 or newer (https://go.dev/dl)" >&2
+            return
+        fi
+        GOBIN="$at" go install "github.com/goreleaser/nfpm/v2/cmd/nfpm@v$NFPM"
+    fi
+    echo "parts: nfpm and patchelf are there"
+}
+
 part_senders() { # cold 5 CPU minutes; kept in a cache folder
     if ! have go; then
         echo "parts: Prometheus and the Collector are left out: no Go 1.26 or newer (https://go.dev/dl)" >&2
@@ -221,6 +238,7 @@ part_kerberos
 part_slurm
 part_kubernetes
 part_helm
+part_dist
 part_senders
 part_oidc
 part_promtool

@@ -20,8 +20,12 @@ def requirements(project: dict, extras: list[str]) -> set[str]:
     return found
 
 
+def read_project() -> dict:
+    """The table [project] of pyproject.toml."""
+    return tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+
+
 if __name__ == "__main__":
-    whole = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     build = Path(__file__).with_name("build.txt").read_text().splitlines()
-    wanted = requirements(whole["project"], sys.argv[1:]) | {line for line in build if not line.startswith("#")}
+    wanted = requirements(read_project(), sys.argv[1:]) | {line for line in build if not line.startswith("#")}
     print("\n".join(sorted(wanted)))

@@ -246,8 +246,8 @@ def test_requirements_of_every_extra_and_of_the_build_are_pinned_with_hashes() -
 
 
 def test_every_installation_command_checks_the_hashes() -> None:
-    pages = "docs/install.md", "docs/agent.md", "docs/compose.md", "deploy/fleetpulse-agent.service"
-    for page in ("Makefile", "deploy/Dockerfile", "deploy/agent.Dockerfile", *pages):
+    pages = "docs/install.md", "docs/agent.md", "docs/compose.md", "deploy/systemd/fleetpulse-agent.service"
+    for page in ("Makefile", "deploy/images/Dockerfile", *pages):
         for command in re.findall(r"(?:pip|\(PIP\)) (?:install|download) ([^\n\\]*)", text(page)):
             known = ("--require-hashes", "$(HASHED)", "--no-deps --no-build-isolation", "--no-index")
             assert command.startswith(known) or " --require-hashes " in command, f"{page}: pip {command}"

@@ -13,13 +13,16 @@ import pytest
 from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training import agent_socket
 from agents.node.health import status_file
+from pipeline.commands.arguments import COMMANDS
+from pipeline.config.sections import load_config
 from tests.parts import do_without
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[1] / "deploy" / "systemd"
 UNIT = "fleetpulse-agent.service"
 DROP_INS = sorted(DEPLOY.glob(f"{UNIT}.d/*.conf.example"))
-TIGHT, WITH_RIGHTS = 25, 35
-"""Most exposure, in tenths: of the unit itself (the goal is 2.5), and with every optional right."""
+TIGHT, WITH_RIGHTS, SERVER = 25, 35, 20
+"""Most exposure, in tenths: of the unit itself (the goal is 2.5), with every optional right, and of other units."""
+OTHERS = sorted(path.name for path in DEPLOY.glob("*.service") if path.name != UNIT)
 
 
 @pytest.fixture
@@ -27,8 +30,9 @@ def analyze(tmp_path: Path) -> Path:
     """The unit in a new folder, with a command that exists on this machine."""
     if shutil.which("systemd-analyze") is None:
         do_without("systemd", "no systemd-analyze here; install the package systemd")
-    text = (DEPLOY / UNIT).read_text()
-    (tmp_path / UNIT).write_text(text.replace("/opt/fleetpulse/bin/fleetpulse", sys.executable))
+    for unit in (UNIT, *OTHERS):
+        text = (DEPLOY / unit).read_text()
+        (tmp_path / unit).write_text(text.replace("/opt/fleetpulse/bin/fleetpulse", sys.executable))
     return tmp_path
 
 
@@ -43,8 +47,8 @@ def install(folder: Path, drop_ins: list[Path]) -> None:
         shutil.copy(example, folder / f"{UNIT}.d" / example.name.removesuffix(".example"))
 
 
-def exposure_level(folder: Path, threshold: int) -> float:
-    done = run("security", "--offline=yes", "--no-pager", f"--threshold={threshold}", folder / UNIT)
+def exposure_level(folder: Path, threshold: int, unit: str = UNIT) -> float:
+    done = run("security", "--offline=yes", "--no-pager", f"--threshold={threshold}", folder / unit)
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert found, done.stderr
     assert done.returncode == 0, done.stdout
@@ -55,9 +59,49 @@ def test_the_unit_reaches_its_security_score(analyze: Path) -> None:
     assert exposure_level(analyze, TIGHT) <= TIGHT / 10
 
 
-def test_systemd_understands_every_line_of_the_unit(analyze: Path) -> None:
-    done = run("verify", "--man=no", analyze / UNIT)
+@pytest.mark.parametrize("unit", OTHERS)
+def test_the_units_of_the_server_reach_their_security_score(analyze: Path, unit: str) -> None:
+    assert len(OTHERS) == 3
+    assert exposure_level(analyze, SERVER, unit) <= SERVER / 10
+
+
+@pytest.mark.parametrize("unit", [UNIT, *OTHERS])
+def test_systemd_understands_every_line_of_the_unit(analyze: Path, unit: str) -> None:
+    done = run("verify", "--man=no", analyze / unit)
     assert (done.returncode, systemd_messages(done)) == (0, [])
+
+
+@pytest.mark.parametrize("unit", [UNIT, *OTHERS])
+def test_every_unit_is_a_command_with_a_watchdog_and_does_not_restart_on_a_bad_configuration(unit: str) -> None:
+    lines = (DEPLOY / unit).read_text().splitlines()
+    command = re.search(
+        r"ExecStart=/opt/fleetpulse/bin/fleetpulse (\w+) --config /etc/fleetpulse/fleetpulse.toml", "\n".join(lines)
+    )
+    assert command is not None
+    assert command[1] in COMMANDS
+    assert {"Type=notify", "RestartPreventExitStatus=2", "Restart=always"} <= set(lines)
+    assert any(line.startswith("WatchdogSec=") for line in lines)
+
+
+@pytest.mark.parametrize("unit", OTHERS)
+def test_variables_of_units_are_keys_and_secrets_come_as_credentials(unit: str, tmp_path: Path) -> None:
+    text = (DEPLOY / unit).read_text().replace("%d", str(tmp_path))
+    load_config(None, dict(re.findall(r"^#?Environment=(FLEETPULSE__\w+)=(.*)", text, re.MULTILINE)))
+    loaded = re.findall(r"^#?LoadCredential=([\w.]+):/etc/fleetpulse/", text, re.MULTILINE)
+    named = re.findall(rf"^#?Environment=FLEETPULSE__\w+_FILE={tmp_path}/([\w.]+)", text, re.MULTILINE)
+    assert loaded == named
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DEPLOY.glob("*.sysusers.conf")))
+def test_users_of_units_are_made(name: str, tmp_path: Path) -> None:
+    if shutil.which("systemd-sysusers") is None:
+        do_without("systemd", "no systemd-sysusers here; install the package systemd")
+    (tmp_path / "etc").mkdir()
+    done = subprocess.run(["systemd-sysusers", f"--root={tmp_path}", DEPLOY / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = {line.split(":")[0] for line in (tmp_path / "etc/passwd").read_text().splitlines()}
+    units = "\n".join((DEPLOY / unit).read_text() for unit in OTHERS)
+    assert set(re.findall(r"^User=(\S+)", units, re.MULTILINE)) <= made
 
 
 @pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.name)
@@ -80,7 +124,7 @@ def systemd_messages(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_every_drop_in_is_documented() -> None:
-    page = (DEPLOY.parent / "docs/agent.md").read_text()
+    page = (DEPLOY.parents[1] / "docs/agent.md").read_text()
     assert DROP_INS
     assert [example.name for example in DROP_INS if example.name not in page] == []
 
@@ -123,7 +167,7 @@ os.execv(sys.executable, [sys.executable, "-c", program])
 def test_the_agent_loads_with_memory_deny_write_execute() -> None:
     """With MemoryDenyWriteExecute; ctypes and NumPy could fail."""
     words = [sys.executable, "-c", UNDER_THE_UNITS_MEMORY_RULE]
-    done = subprocess.run(words, cwd=DEPLOY.parent, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=DEPLOY.parents[1], capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip("this kernel has no PR_SET_MDWE (Linux 6.3)")
     assert (done.stdout, done.stderr) == ("well\n", "")

@@ -16,12 +16,12 @@ from agents.gateway.intake import DurableIntake
 from agents.gateway.receiver import Receiver
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
-from agents.node.systemd import SystemdNotifier
 from agents.node.uplink.uplink import open_uplink
 from pipeline.api.tokens import Tokens, read_tokens
 from pipeline.config.sections import Config, Gateway
 from pipeline.model.errors import ConfigError, SpoolError
 from pipeline.model.records import OTLP, Origin
+from pipeline.runtime.systemd import SystemdNotifier
 
 BEAT_S = 1.0
 """Time between two messages to a watchdog of the service manager; chosen, as of the agent."""

@@ -28,7 +28,6 @@ from agents.node.self_metrics import SelfMetrics
 from agents.node.snapshot import CollectorResult, Snapshot
 from agents.node.spool import disk
 from agents.node.spool.spools import NodeSpools
-from agents.node.systemd import SystemdNotifier
 from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import ReadResult, Worker, WorkerPool
 from pipeline.config.sections import Config
@@ -36,6 +35,7 @@ from pipeline.model.errors import ConfigError
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event, EventBatch, Origin, iso
 from pipeline.runtime.supervise import Stop
+from pipeline.runtime.systemd import SystemdNotifier
 from pipeline.transport import wire
 from pipeline.transport.segments import folder_name
 

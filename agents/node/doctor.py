@@ -3,7 +3,7 @@
 Absent hardware is information, not a failure. A missing privilege is a warning with its fix. A collector that fails or
 hangs is a failure, and so is a failed GPU: it is found in the readings of one read, without history. The result holds
 for the user who runs the command; the privileges of the agent are in its own log. The drop-in files that grant
-privileges are in deploy/fleetpulse-agent.service.d; docs/agent.md lists what else each one allows.
+privileges are in deploy/systemd/fleetpulse-agent.service.d; docs/agent.md lists what else each one allows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ def _present_values(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~np.isnan(values))
 
 
+_PACKAGED = Path(sys.prefix).parent / "share" / "systemd"  # in a bundle, Python is beside its units
+UNITS = str(_PACKAGED) if _PACKAGED.is_dir() else "deploy/systemd"
 DROP_INS = "fleetpulse-agent.service.d"
 _NAMES = re.compile(r"\bCAP_[A-Z_]+")
 
@@ -171,8 +174,8 @@ def suggest_privilege(collector: str, missing: tuple[str, ...]) -> str:
     if privilege is None:
         return f"AmbientCapabilities={' '.join(missing)} and CapabilityBoundingSet= likewise in the agent's unit"
     if not privilege.drop_in:
-        return "run the agent with deploy/fleetpulse-agent.service, which has it; as a person: sudo fleetpulse doctor"
-    return f"cp deploy/{DROP_INS}/{privilege.drop_in}.example /etc/systemd/system/{DROP_INS}/{privilege.drop_in}"
+        return f"run the agent with {UNITS}/fleetpulse-agent.service, which has it; as a person: sudo fleetpulse doctor"
+    return f"cp {UNITS}/{DROP_INS}/{privilege.drop_in}.example /etc/systemd/system/{DROP_INS}/{privilege.drop_in}"
 
 
 _DENIED = re.compile(r"\bCAP_|not readable|not permitted|not open to us|permission|refuses us|access ?denied", re.I)

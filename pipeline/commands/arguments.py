@@ -217,13 +217,18 @@ def _add_options(parser: argparse.ArgumentParser, options: tuple[Any, ...], inne
 
 
 def read_version() -> str:
-    """Returns the version of the installed package."""
+    """Returns the version of the installed package and the commit of which it was built."""
     from importlib import metadata
 
     try:
-        return metadata.version("fleetpulse")
+        version = metadata.version("fleetpulse")
     except metadata.PackageNotFoundError:
         return "from source, not installed"
+    try:
+        with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "commit")) as file:
+            return f"{version} ({file.read().strip()})"
+    except OSError:  # installed as a link to a checkout
+        return f"{version} (checkout)"
 
 
 def suggest_command(word: str) -> str:

@@ -21,6 +21,7 @@ from pipeline.config.sections import Config
 from pipeline.model.errors import FleetpulseError
 from pipeline.runtime import logs
 from pipeline.runtime.supervise import Stop
+from pipeline.runtime.systemd import SystemdNotifier
 
 log = logging.getLogger("fleetpulse.executor")
 SCHEDULERS = ("kubernetes", "slurm", "slurmrestd", "noop")
@@ -52,6 +53,8 @@ def run(config: Config) -> int:
     logs.limit_all_loggers()
     modes = ", ".join(f"{verb} {config.acts.mode_of(verb)}" for verb in VERBS if config.acts.mode_of(verb) != "off")
     sys.stderr.write(f"fleetpulse executor {config.executor.name}: {modes or 'all verbs are off'}\n")
+    manager = SystemdNotifier()
+    manager.notify_ready(config.executor.poll_seconds)
     while not stop.is_set():
         try:
             executor.run_once()
@@ -62,5 +65,7 @@ def run(config: Config) -> int:
             if str(error) != said:
                 log.warning("waits: %s", error)
             said = str(error)
+        manager.notify_alive(f"waits: {said}" if said else "")
         stop.wait(config.executor.poll_seconds)
+    manager.notify_stopping()
     return 0

@@ -33,6 +33,7 @@ from pipeline.model.topology import Topology
 from pipeline.notify.receivers import InboundEvent
 from pipeline.notify.routes import GROUP_PREFIX
 from pipeline.runtime.supervise import Stop
+from pipeline.runtime.systemd import SystemdNotifier
 from pipeline.store.backup import Source
 from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
@@ -393,6 +394,9 @@ def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None
     api = start_server(create_app(backend, config), config, stop)
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
+    manager = SystemdNotifier()
+    manager.notify_ready(0.0)
+    manager.watch(lambda: service.progress.heartbeat.age_s, stop)
     notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
     notifier.start()
     if config.incidents.slurm_seconds:
@@ -403,6 +407,7 @@ def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None
         service.run(stop)
     finally:
         stop.set()
+        manager.notify_stopping()
         notifier.join()
         api.join()
         service.close()

@@ -43,7 +43,7 @@ def test_a_collector_with_readings_is_ok_and_states_how_many() -> None:
             "systemctl",
         ),
         ("/dev/nvidiactl: Permission denied", "warn", "ls -l /dev/nvidia*"),
-        ("/dev/kmsg: not readable: add CAP_SYSLOG", "warn", "deploy/fleetpulse-agent.service"),
+        ("/dev/kmsg: not readable: add CAP_SYSLOG", "warn", "deploy/systemd/fleetpulse-agent.service"),
         ("energy_uj: not readable; add CAP_DAC_READ_SEARCH", "warn", "AmbientCapabilities=CAP_DAC_READ_SEARCH"),
         ("something else entirely", "info", ""),
     ],
@@ -207,13 +207,13 @@ def test_doctor_fails_on_a_node_with_a_lost_gpu(nvml_library: Path, tmp_path: Pa
 def test_each_privilege_names_its_drop_in() -> None:
     for right in doctor.PRIVILEGES:
         if right.drop_in:
-            text = (ROOT / "deploy" / doctor.DROP_INS / f"{right.drop_in}.example").read_text()
+            text = (ROOT / "deploy" / "systemd" / doctor.DROP_INS / f"{right.drop_in}.example").read_text()
             assert doctor.suggest_privilege(right.collector, right.capabilities).startswith(
-                f"cp deploy/{doctor.DROP_INS}/{right.drop_in}"
+                f"cp deploy/systemd/{doctor.DROP_INS}/{right.drop_in}"
             )
             assert all(f"AmbientCapabilities={' '.join(right.capabilities)}" in text for _ in "x") or "Groups=" in text
         else:
-            unit = (ROOT / "deploy/fleetpulse-agent.service").read_text()
+            unit = (ROOT / "deploy/systemd/fleetpulse-agent.service").read_text()
             assert all(f"AmbientCapabilities={name}" in unit for name in right.capabilities)
 
 
@@ -277,4 +277,4 @@ def test_without_access_to_the_kernel_log_doctor_names_the_privilege_and_its_fix
         pytest.skip(f"this user cannot give rights up: {done.stderr.strip()}")
     reported = done.stdout.partition("collector kernel_log: ")[2].splitlines()
     assert reported[0] == "/dev/kmsg: not readable: add CAP_SYSLOG"
-    assert "deploy/fleetpulse-agent.service" in reported[2]
+    assert "deploy/systemd/fleetpulse-agent.service" in reported[2]

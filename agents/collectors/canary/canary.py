@@ -70,7 +70,7 @@ GPU_START_S = 900.0
 """Seconds for the GPUs' program beside waiting and computing: it loads torch once for each GPU. Chosen."""
 REST_FACTOR = 20.0
 """The program rests so many times as long as each problem took: 5 % of a core while it runs, so that a service with a
-quota of 10 % (deploy/fleetpulse-agent.service) has enough left. Chosen."""
+quota of 10 % (deploy/systemd/fleetpulse-agent.service) has enough left. Chosen."""
 MAX_LOGGED = 16
 """Most different problems that are logged. Chosen."""
 CORE_PATIENCE_S = 10.0

@@ -21,7 +21,7 @@ from pipeline.config.sections import Config
 
 VERSION = 1
 RUN_FOLDER = Path("/run/fleetpulse/agent")
-"""RuntimeDirectory= of deploy/fleetpulse-agent.service: all users may read it, as monitoring does."""
+"""RuntimeDirectory= of deploy/systemd/fleetpulse-agent.service: all users may read it, as monitoring does."""
 STALE_S = 30.0
 """A file older than this is not used. The agent writes it every 10 s (agents/node/health/report.py)."""
 MAX_BYTES = 1 << 20

@@ -1,22 +1,25 @@
-"""Notifies the service manager that agent or gateway is ready, alive or stopping: the notification protocol of systemd.
+"""Notifies the service manager that a service is ready, alive or stopping: the notification protocol of systemd.
 
 One datagram per message to the socket that NOTIFY_SOCKET names (sd_notify(3)); without that variable nothing happens.
-The agent's loop itself sends the watchdog messages: if it is stuck, they stop, and systemd restarts the agent.
+Watchdog messages depend on a service's own loop: if it is stuck, they stop, and systemd restarts the service.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 WATCHDOG_INTERVALS = 4
 """Intervals of the agent that the watchdog waits at least; chosen: a tick may be late twice and still be in time."""
+WATCHES = 4
+"""Looks at a loop's heartbeat within the watchdog's timeout. Chosen: three may be missed."""
 _SECOND_US = 1_000_000
 
 
 class SystemdNotifier:
-    """The manager's socket, if there is one. No call blocks or raises: an agent without its manager continues.
+    """The manager's socket, if there is one. No call blocks or raises: a service without its manager continues.
 
     error: why the last message was not delivered; None if it was, or if there is no manager.
     """
@@ -44,8 +47,23 @@ class SystemdNotifier:
         if lines and self._send(*lines):
             self._status = status
 
+    def watch(self, age_s: Callable[[], float], stop: threading.Event) -> None:
+        """Reports a loop as alive from a thread, until `stop`, while its last heartbeat is `age_s` young enough (s).
+
+        For loops of which one step may take minutes, such as a checkpoint of the store.
+        """
+        limit_s = self._watchdog_us / _SECOND_US / 2
+
+        def look() -> None:
+            while not stop.wait(limit_s * 2 / WATCHES):
+                if age_s() < limit_s:
+                    self.notify_alive()
+
+        if limit_s:
+            threading.Thread(target=look, name="watchdog", daemon=True).start()
+
     def notify_stopping(self) -> None:
-        """Reports that the agent is about to end."""
+        """Reports that the service is about to end."""
         self._send("STOPPING=1")
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.systemd import SystemdNotifier
+from pipeline.runtime.systemd import SystemdNotifier
 
 ROOT = Path(__file__).parents[2]
 Manager = Callable[[str], socket.socket]

@@ -1,0 +1,117 @@
+"""What `make dist` builds: a wheel and an sdist that run elsewhere, bundles with their own Python, deb and rpm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.parts import do_without
+
+ROOT = Path(__file__).parents[1]
+DATA = (".toml", ".json", ".css", ".js", ".html", ".png", ".dictionary")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheel and sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    environ = {**os.environ, "FLEETPULSE_COMMIT": "0123456789ab"}
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, env=environ, check=True)
+    return folder
+
+
+def run(program: str | Path, *words: str, cwd: Path, **environ: str) -> str:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FLEETPULSE"))}
+    done = subprocess.run([program, *words], cwd=cwd, env={**kept, **environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_contains_every_file_of_the_four_packages(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    packages = ("agents/", "pipeline/", "detectors/", "dashboards/")
+    wanted = {name for name in tracked if name.startswith(packages) and (ROOT / name).exists()}
+    assert wanted - inside == set()
+    assert sum(name.endswith(DATA) for name in inside) > 30
+    assert not {name for name in inside if name.startswith(("tests/", "deploy/", "benchmarks/"))}
+
+
+def test_the_sdist_builds_the_same_wheel_of_the_same_commit(built: Path, tmp_path: Path) -> None:
+    (packed,) = built.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "d"], cwd=source, check=True
+    )
+    (first,), (second,) = built.glob("*.whl"), (tmp_path / "d").glob("*.whl")
+    assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
+
+
+def test_the_installed_wheel_runs_from_anywhere_and_knows_its_commit(built: Path, tmp_path: Path) -> None:
+    """With the dependencies of this environment; those of the wheel alone are tried with the bundle."""
+    (wheel,) = built.glob("*.whl")
+    site = tmp_path / "site"
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, *words], check=True)
+    program = (
+        "import sys, fleetpulse; assert fleetpulse.__file__.startswith(sys.argv.pop(1)); sys.exit(fleetpulse.main())"
+    )
+    said = run(sys.executable, "-P", "-c", program, str(site), "--version", cwd=tmp_path, PYTHONPATH=str(site))
+    assert said == "fleetpulse 0.1.0 (0123456789ab)\n"
+    for words in (["signals"], ["detectors"], ["simulate", "--list"]):
+        assert run(sys.executable, "-P", "-c", program, str(site), *words, cwd=tmp_path, PYTHONPATH=str(site))
+
+
+@pytest.fixture(scope="module")
+def bundle(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent's bundle."""
+    if any(shutil.which(name) is None for name in ("patchelf", "strip", "ldd")):
+        do_without("dist", "no patchelf or strip here: run 'make parts'")
+    folder = tmp_path_factory.mktemp("bundle") / "made"
+    (wheel,) = built.glob("*.whl")
+    words = [sys.executable, ROOT / "deploy/packages/bundle.py", "agent", wheel, folder]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if "Could not find a version" in done.stderr:
+        pytest.skip("no package index in reach")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_bundle_runs_where_it_is_moved_to_with_its_own_python(bundle: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "a folder with spaces"
+    shutil.copytree(bundle, moved)
+    program = moved / "bin" / "fleetpulse"
+    hostile = {"PYTHONHOME": "/nowhere", "PYTHONPATH": "/nowhere"}
+    assert run(program, "--version", cwd=tmp_path, **hostile) == "fleetpulse 0.1.0 (0123456789ab)\n"
+    assert run(program, "once", "--output", "jsonl", cwd=tmp_path, **hostile)
+    python = next((moved / "python" / "bin").iterdir())
+    said = run(python, "-P", "-c", "import ssl, sqlite3, numpy, zstandard, sys; print(sys.prefix)", cwd=tmp_path)
+    assert said == f"{moved}/python\n"
+    loaded = subprocess.run(["ldd", python], capture_output=True, text=True).stdout
+    assert f"{moved}/python/bin/../lib/libpython" in loaded or "libpython" not in loaded
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_has_every_package_of_the_bundle(bundle: Path) -> None:
+    words = [sys.executable, ROOT / "deploy/packages/sbom.py", bundle, "0.1.0"]
+    document = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    names = {part["name"] for part in document["components"]}
+    assert {"numpy", "zstandard", "kafka-python", "python"} <= names
+    assert any(name.startswith("libcrypto") for name in names)
+    assert document["metadata"]["component"]["name"] == "fleetpulse"
+    assert not names & {"duckdb", "streamlit", "pip"}
+    unlicensed = [p["name"] for p in document["components"] if p["bom-ref"].startswith("pkg:") and "licenses" not in p]
+    assert unlicensed == []
