@@ -2,6 +2,7 @@
 
     python -m benchmarks.receivers outage     receivers away for 3 min, 30 min and 3 h; time is injected
     python -m benchmarks.receivers storm      5,000 incidents in a minute: what people get, by receiver and route
+    python -m benchmarks.receivers due        5,000 messages that wait when a receiver is back
     python -m benchmarks.receivers desk       5,000 findings in a minute through the whole engine, with its storm page
 
 Receivers are HTTP servers of this program; the store, the outbox and the notifier are the real ones.
@@ -12,11 +13,14 @@ from __future__ import annotations
 import argparse
 import http.server
 import json
+import multiprocessing
 import os
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,8 @@ class Service(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.away, self.clock = False, lambda: 0
+        self.away = False
+        self.clock: Callable[[], int] = lambda: 0
         self.posts: list[tuple[int, str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -123,6 +128,36 @@ def outage(seconds: int) -> None:
         )
 
 
+def due(protocol: str) -> None:
+    """Prints how long STORM waiting messages take to a receiver in a process of its own. protocol: HTTP/1.0 closes the
+    connection after each message."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=_serve, args=(theirs, protocol), daemon=True)
+    process.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(Path(folder), Notify((Webhook("hook", f"http://127.0.0.1:{ours.recv()}"),)))
+            for start in range(0, STORM, 250):
+                bench.write([bench.open(i, "ticket" if i % 3 == 0 else "page") for i in range(start, start + 250)])
+            began, cpu = time.monotonic(), time.process_time()
+            while bench.notifier.send_due("hook"):
+                pass
+            print(
+                f"due: {STORM} messages over {protocol} in {time.monotonic() - began:.1f} s elapsed, "
+                f"{time.process_time() - cpu:.1f} s of CPU"
+            )
+            bench.database.close()
+    finally:
+        process.kill()
+
+
+def _serve(port: Connection, protocol: str) -> None:
+    _Handler.protocol_version = protocol
+    service = Service()
+    port.send(service.server_port)
+    threading.Event().wait()
+
+
 def storm(name: str, notify: Notify, service: Service) -> None:
     """Prints what one receiver got of STORM incidents in a minute, and what it cost."""
     with tempfile.TemporaryDirectory() as folder:
@@ -200,12 +235,15 @@ def desk_storm() -> None:
 def main() -> None:
     """Runs what the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", metavar="outage|storm|desk")
-    chosen = parser.parse_args().what or ["outage", "storm", "desk"]
+    parser.add_argument("what", nargs="*", metavar="outage|due|storm|desk")
+    chosen = parser.parse_args().what or ["outage", "due", "storm", "desk"]
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "outage" in chosen:
         for seconds in OUTAGES_S:
             outage(seconds)
+    if "due" in chosen:
+        due("HTTP/1.1")
+        due("HTTP/1.0")
     if "storm" in chosen:
         storms()
     if "desk" in chosen:

@@ -16,8 +16,6 @@ import http.client
 import ipaddress
 import re
 import socket
-import ssl
-import threading
 import time
 import urllib.parse
 from collections import Counter
@@ -27,6 +25,7 @@ from typing import Any, Literal, Protocol
 
 from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND, iso
+from pipeline.notify.connections import DEADLINES, CheckedConnection, ConnectionPool
 
 TIMEOUT_S = 15.0
 """Limit from the connection to the response status (s). Chosen: shorter than group intervals of Alertmanager."""
@@ -207,11 +206,20 @@ def post(
     return classify_answer(exchange(Request(receiver, body, headers), timeout_s, resolve))
 
 
-def exchange(request: Request, timeout_s: float = TIMEOUT_S, resolve: Resolve = _resolve) -> Answer:
-    """Sends one request and returns the response, within `timeout_s` after the name is resolved."""
+def exchange(
+    request: Request, timeout_s: float = TIMEOUT_S, resolve: Resolve = _resolve, pool: ConnectionPool | None = None
+) -> Answer:
+    """Sends one request and returns the response, within `timeout_s` after the name is resolved.
+
+    pool: idle connections to addresses that were checked; one of them is used if it can be.
+    """
     receiver = request.target
     url = check_url(receiver)
-    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    host, port, tls = url.hostname or "", url.port or (443 if url.scheme == "https" else 80), url.scheme == "https"
+    if pool is not None and (idle := pool.borrow(host, port, tls)) is not None:
+        answer = _exchange(idle, url, request, pool)
+        if answer is not CLOSED_BEFORE:
+            return answer
     try:
         found = resolve(host, port)
         for *_, address in found:
@@ -221,65 +229,42 @@ def exchange(request: Request, timeout_s: float = TIMEOUT_S, resolve: Resolve = 
     except (OSError, UnicodeError) as error:
         return Answer(0, f"{host} has no address: {_describe_error(error)}")
     addresses = tuple(dict.fromkeys(address[0] for *_, address in found))
-    return _exchange(_CheckedConnection(host, port, addresses, url.scheme == "https", timeout_s), url, request)
+    return _exchange(CheckedConnection(host, port, addresses, tls, timeout_s), url, request, pool)
 
 
-class _CheckedConnection(http.client.HTTPConnection):
-    """Connects to the first checked address that accepts; `Host` and certificate name are those of the URL."""
-
-    def __init__(self, host: str, port: int, addresses: Sequence[str], tls: bool, timeout_s: float) -> None:
-        super().__init__(host, port, timeout=timeout_s)
-        self.timeout_s, self.aborted = timeout_s, False
-        self._addresses, self._tls = addresses, tls
-        self.default_port = 443 if tls else 80  # so that `Host` contains only a non-default port
-
-    def connect(self) -> None:
-        """Connects to one of the checked addresses, without resolving the name again."""
-        self.sock = self._connect_any()
-        self.sock.settimeout(self.timeout_s)
-        if self._tls:
-            context = ssl.create_default_context()
-            # the handshake comes after the assignment, so that abort() can end a slow one
-            self.sock = context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
-            self.sock.do_handshake()
-
-    def _connect_any(self) -> socket.socket:
-        share = self.timeout_s / len(self._addresses)
-        for address in self._addresses[:-1]:
-            with contextlib.suppress(OSError):  # the next address may accept; the error of the last one is reported
-                return socket.create_connection((address, self.port), share)
-        return socket.create_connection((self._addresses[-1], self.port), share)
-
-    def abort(self) -> None:
-        """Makes the thread that waits on the socket fail immediately."""
-        self.aborted = True
-        if self.sock is not None:
-            with contextlib.suppress(OSError):  # it may already be closed
-                self.sock.shutdown(socket.SHUT_RDWR)
+CLOSED_BEFORE = Answer(0, "the receiver closed the idle connection")
+"""The receiver closed a connection between two requests: it is sent again on a new one, with the same id."""
+_CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
-def _exchange(connection: _CheckedConnection, url: urllib.parse.SplitResult, request: Request) -> Answer:
-    # a socket timeout restarts with every byte: only a timer ends a slow receiver
-    timer = threading.Timer(connection.timeout_s, connection.abort)
-    timer.daemon = True
-    timer.start()
+def _exchange(
+    connection: CheckedConnection, url: urllib.parse.SplitResult, request: Request, pool: ConnectionPool | None
+) -> Answer:
+    number, kept = DEADLINES.start(connection), False
     try:
         path = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
         headers = (
             {"Content-Type": "application/json", **request.headers} if request.body is not None else request.headers
         )
         connection.request(request.method, path, request.body, dict(headers))
+        connection.acknowledge_quickly()
         response = connection.getresponse()
         body = b""
         with contextlib.suppress(OSError, http.client.HTTPException):  # a status without its body is an answer too
             body = response.read(request.most)
+            kept = pool is not None and response.isclosed() and connection.sock is not None
         return Answer(response.status, "", _parse_retry_after(response.getheader("Retry-After")), body)
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an invalid header
         late = connection.aborted or isinstance(error, TimeoutError)
+        if connection.reused and not late and isinstance(error, _CLOSED):
+            return CLOSED_BEFORE
         return Answer(0, f"no answer within {connection.timeout_s:g} s" if late else _describe_error(error))
     finally:
-        timer.cancel()
-        connection.close()
+        DEADLINES.cancel(number)
+        if kept and pool is not None and not connection.aborted:
+            pool.give_back(connection)
+        else:
+            connection.close()
 
 
 def classify_answer(answer: Answer) -> PostResult:

@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import duckdb
@@ -27,9 +26,11 @@ from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, Incident
 from pipeline.notify import alertmanager, delivery
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
-from pipeline.notify.delivery import MAX_FAILURES, ReceiverHealth
+from pipeline.notify.connections import ConnectionPool
+from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.routes import HeldMessages, Labels, Store, build_rules
+from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
 
@@ -60,17 +61,6 @@ Chosen."""
 MAX_LOGGED_FAULTS = 100  # distinct faults of which the logging is remembered; chosen
 CLOCK_STEP_S = 5.0
 """Backward clock step after which planned times are invalid (s). Chosen: waits are short below it."""
-BATCH_SIZE = 500  # payloads read at a time; chosen: reading them sorts all that wait
-
-_HEADS = """
-SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, '') FROM (
-    SELECT id, incident, kind, payload AS body, attempts, next_attempt, created, number,
-           row_number() OVER (PARTITION BY incident ORDER BY number) AS place
-    FROM outbox WHERE receiver = $1 AND state = 'pending') o LEFT JOIN incidents i ON i.id = o.incident
-    LEFT JOIN notify_threads t ON t.receiver = $1 AND t.thread = o.incident
-WHERE place = 1 AND epoch_us(next_attempt) <= $2
-ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
-"""
 _ALL_DUE = """
 UPDATE outbox SET next_attempt = make_timestamptz($2::BIGINT)
 WHERE receiver = $1 AND state = 'pending' AND epoch_us(next_attempt) > $2
@@ -101,23 +91,6 @@ RESEND_RESOLVED_S = 300
 """Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
 _SILENCED = "INSERT OR REPLACE INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 _ANY_TIME = 1 << 62  # UTC us: any time of the next attempt
-
-
-@dataclass(frozen=True, slots=True)
-class DuePayload:
-    """A payload that is due: the oldest pending one of its incident for this receiver."""
-
-    id: str
-    incident: str
-    kind: str
-    body: str
-    attempts: int
-    created: int
-    reference: str = ""
-
-    def as_message(self, now: int) -> Message:
-        """Returns it as receivers read it."""
-        return Message(self.id, self.incident, self.kind, json.loads(self.body), self.reference, now)
 
 
 class Notifier:
@@ -259,25 +232,41 @@ class Notifier:
         self._handle_clock_step(name)
         if self._holding[name]:
             self._holding[name] = self._held[name].release(self._clock()) or self._rules.hold
-        due = self._load_probe(name) if health.is_down else self._load_due(name, self._clock())
-        settled = Settlements(self._store, name)
-        for payload in due:
-            self.beats[name].beat("POST")
-            answer = self._send(name, payload)
-            if ended():
-                settled.write()
-                return len(due)
-            self._store_result(name, payload, answer, settled)
-            if health.is_down:
-                break
-        settled.write()  # not after an error of the store: what it wrote is unknown, and would be counted twice
+        due = self._load_probe(name) if health.is_down else load_due(self._store, name, self._clock())
+        if due:
+            self._send_batch(name, due, ended)
         self._report_receiver(name)
         return len(due)
 
-    def _send(self, name: str, payload: DuePayload) -> delivery.PostResult:
+    def _send_batch(self, name: str, due: Sequence[DuePayload], ended: Callable[[], bool]) -> None:
+        """Sends payloads in order over connections that stay open; the first alone, so that nothing more is sent while
+        results cannot be stored. What was sent is stored, also at the end and if the receiver fails."""
+        health, settled, pool = self.health[name], Settlements(self._store, name), ConnectionPool()
+        call = functools.partial(self._call, pool=pool)
+        sender: OrderedSender[DuePayload, delivery.PostResult] = OrderedSender(
+            lambda payload: self._send(name, payload, call), count_waiting(self._store, name, due)
+        )
+        stored, was_down = 0, health.is_down
+
+        def may_start() -> int:
+            if ended() or (stored and (was_down or health.is_down)):
+                return 0
+            return self.receivers[name].parallel if stored and not health.failures else 1
+
+        try:
+            for payload, answer in sender.send_all(due, may_start):
+                self.beats[name].beat("POST")
+                self._store_result(name, payload, answer, settled)
+                stored += 1
+            settled.write()  # not after an error of the store: what it wrote is unknown, and would be counted twice
+        finally:
+            sender.close()
+            pool.close()
+
+    def _send(self, name: str, payload: DuePayload, call: Call) -> delivery.PostResult:
         """Sends one payload. An error in making the request is a failed attempt, so that it delays no other payload."""
         try:
-            return self.receivers[name].send(payload.as_message(self._clock()), self._call)
+            return self.receivers[name].send(payload.as_message(self._clock()), call)
         except Exception as error:  # noqa: BLE001 - one message that cannot be made must not stop the others
             self._record_fault(f"receiver {name}: {payload.id}", error)
             return delivery.PostResult("retry", f"not sent: {type(error).__name__}")
@@ -393,16 +382,12 @@ class Notifier:
             self._logged.add(text)
             log.error("%s; retried until it works, logged once", text, exc_info=error)
 
-    def _load_due(self, name: str, until: int) -> list[DuePayload]:
-        with contextlib.closing(self._store.cursor()) as cursor:
-            return [DuePayload(*row) for row in cursor.execute(_HEADS, [name, until, BATCH_SIZE]).fetchall()]
-
     def _load_probe(self, name: str) -> list[DuePayload]:
         """Returns the payload for the next probe of a receiver that is down; none before the probe is due."""
         health = self.health[name]
         if self._clock() < health.next_probe:
             return []
-        waiting = self._load_due(name, _ANY_TIME)
+        waiting = load_due(self._store, name, _ANY_TIME)
         return [min(waiting, key=lambda payload: health.probes[payload.id])] if waiting else []
 
     def _store_result(self, name: str, payload: DuePayload, answer: delivery.PostResult, settled: Settlements) -> None:

@@ -117,8 +117,10 @@ class Endpoint:
     groups:     whether routes may group its alerts; what groups alerts itself gets each of them.
     watchdog:   whether it is sent the Watchdog.
     resend_s:   interval in which it is sent all alerts that fire (s); 0: never.
+    parallel:   messages that may be on their way at a time; 1 for what limits its rate or threads its messages.
     """
 
+    parallel: ClassVar[int] = 1
     groups: ClassVar[bool] = True
     watchdog: ClassVar[bool] = False
     resend_s: float = 0.0

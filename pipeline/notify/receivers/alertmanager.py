@@ -35,6 +35,7 @@ class AlertmanagerEndpoint(Endpoint):
     """One Alertmanager."""
 
     groups = False
+    parallel = 8
 
     def __init__(self, receiver: Alertmanager, url: str, name: str) -> None:
         super().__init__(receiver, name)

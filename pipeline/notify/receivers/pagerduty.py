@@ -43,6 +43,8 @@ PREFIX = "pagerduty:"
 class PagerDutyEndpoint(Endpoint):
     """One service of PagerDuty."""
 
+    parallel = 8
+
     def __init__(self, receiver: PagerDuty) -> None:
         super().__init__(receiver)
         self._receiver = receiver

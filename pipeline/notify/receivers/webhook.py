@@ -34,6 +34,7 @@ class WebhookEndpoint(Endpoint):
     """One URL."""
 
     watchdog = True
+    parallel = 8
 
     def __init__(self, receiver: Webhook) -> None:
         super().__init__(receiver)
