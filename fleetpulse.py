@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ON_NODES = ("agent", "once", "record", "doctor")
 SERVICES = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "simulate")
-KEEP_STATE = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "init", "backup", "restore")
+KEEP_STATE = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "init", "backup", "restore", "support")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,12 +156,20 @@ def _pipeline(given: argparse.Namespace) -> int:
     config = _load_service_config(given)
     import detectors
     from detectors.runner import Runner, warm_up
-    from pipeline.commands import pipeline
+    from pipeline.commands import pipeline, reload
     from pipeline.runtime import logs
 
     logs.log_to_stderr()
     runner = Runner(detectors.configured(config.detector, config.source))
-    code = pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")))
+
+    def load_again() -> Config:
+        fresh = _load_config(given)
+        detectors.configured(fresh.detector, fresh.source)
+        return fresh
+
+    code = pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")), load_again)
+    if code == reload.AGAIN:
+        reload.start_again()
     _end_process(code)
     return code
 
@@ -201,19 +209,73 @@ def _demo(given: argparse.Namespace) -> int:
     return demo.demo(_load_config(given), _own_command())
 
 
+def _setup(given: argparse.Namespace) -> int:
+    from pipeline.commands import setup
+
+    def ask(question: str) -> str:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        return sys.stdin.readline()
+
+    print("\n".join(setup.run_setup(given, ask)))
+    return 0
+
+
+def _support(given: argparse.Namespace) -> int:
+    import subprocess
+    from pathlib import Path
+
+    from pipeline.commands import support
+
+    words = [*_own_command(), "doctor", "--output", "json", *(["--config", given.config] if given.config else [])]
+    checks = subprocess.run(words, capture_output=True, text=True)
+    names = support.write_support(_load_config(given), Path(given.target), checks.stdout or checks.stderr)
+    _print_rows([{"file": name} for name in names], ["file"], "table")
+    _print_message(f"fleetpulse: {given.target}: read it before you send it; secrets are replaced by {support.HIDDEN}")
+    return 0
+
+
 def _doctor(given: argparse.Namespace) -> int:
     from agents.node import doctor as node_doctor
-    from pipeline.commands import doctor
+    from pipeline.commands import doctor, next_steps
 
     config = _load_config(given)
+    if given.wait is not None:
+        words = ["doctor", "--output", given.output, *(["--config", given.config] if given.config else [])]
+        return next_steps.wait_until_sound([*_own_command(), *words], given.wait)
     # collectors first: they are forked, which must happen before other checks start threads
     collectors = doctor.run_checks(config, [node_doctor.prepare_collector_checks(config)])
     checks = [*doctor.run_checks(config), *doctor.run_checks(config, [node_doctor.check_agent]), *collectors]
     if given.output == "table":
         sys.stdout.write(doctor.format_checks(checks))
+        sys.stdout.write("\n".join(["", *next_steps.suggest_next(config, checks), ""]))
     else:
         _print_rows(doctor.check_rows(checks), doctor.COLUMNS, given.output)
     return doctor.exit_code(checks)
+
+
+def _config(given: argparse.Namespace) -> int:
+    from pipeline.commands import configuration
+
+    given.verb = given.verb or "check"
+    rows, columns = configuration.run_config(given)
+    if given.verb == "check":
+        _check_owners(_load_config(given))
+    _print_rows(rows, columns, given.output)
+    return int(given.verb == "diff" and bool(rows))
+
+
+def _check_owners(config: Config) -> None:
+    """Raises ConfigError if a collector, or a detector where they are installed, refuses its section."""
+    import importlib.util
+
+    from agents.collectors.registry import configured_collectors
+
+    configured_collectors(config.collector, config.source, config.agent.collectors)
+    if importlib.util.find_spec("numba") is not None:
+        import detectors
+
+        detectors.configured(config.detector, config.source)
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -341,8 +403,11 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "pipeline": _pipeline,
     **dict.fromkeys(("dashboard", "report"), _dashboard),
     "init": _init,
+    "setup": _setup,
+    "support": _support,
     "doctor": _doctor,
     "check": _check,
+    "config": _config,
     "once": _once,
     "record": _record,
     "signals": _signals,

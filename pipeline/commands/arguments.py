@@ -20,6 +20,7 @@ from pipeline.commands.options import (
 )
 from pipeline.commands.people_arguments import PEOPLE
 from pipeline.commands.report_arguments import REPORTS
+from pipeline.commands.site_arguments import SITE
 from pipeline.commands.verbs import VERBS
 
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
@@ -39,7 +40,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         "create the store and the state directories; report what exists",
         ((("--acls",), {"action": "store_true", "help": "also grant agents and pipeline their rights on Kafka"}),),
     ),
-    "doctor": ("find problems and suggest fixes", (OUTPUT,)),
+    **SITE,
     "check": (
         "check whether this node is fit for a job, for prologs and monitoring",
         (

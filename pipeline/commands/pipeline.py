@@ -16,6 +16,7 @@ from pipeline.api.backend import Health, SenderStates, Sources
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.act_board import make_board
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
+from pipeline.commands.reload import AGAIN, Reload
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
@@ -380,17 +381,23 @@ def _count_kept(effects: Sequence[float | None], least: float) -> int:
     return sum(effect is None or abs(effect) >= least for effect in effects)
 
 
-def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None) -> int:
-    """Runs the pipeline until SIGTERM or SIGINT, then stops within seconds.
+def run(
+    config: Config,
+    judge: Judge,
+    warm_up: Callable[[], None] = lambda: None,
+    load_again: Callable[[], Config] | None = None,
+) -> int:
+    """Runs the pipeline until SIGTERM or SIGINT, then stops within seconds. Returns reload.AGAIN after SIGHUP.
 
-    warm_up: called before any input is read, while /readyz reports the start.
+    warm_up: called before any input is read, while /readyz reports the start.   load_again: reads the configuration.
     """
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     service = PipelineService(config, judge)
     backend = PipelineBackend(service)
-    service.each_round = (backend.propose_acts, ObjectivesKeeper(service).run)
+    hangup = Reload(config, load_again, lambda: backend.people, stop) if load_again else None
+    service.each_round = (backend.propose_acts, ObjectivesKeeper(service).run, *((hangup.poll,) if hangup else ()))
     api = start_server(create_app(backend, config), config, stop)
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
@@ -411,4 +418,4 @@ def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None
         notifier.join()
         api.join()
         service.close()
-    return 0
+    return AGAIN if hangup is not None and hangup.accepted else 0

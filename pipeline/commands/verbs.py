@@ -33,6 +33,21 @@ ACTS = ("hold", "release", "evict", "diagnose", "reset", "reboot", "ticket")
 ACT = option("id", "id of the act")
 WAIT = option("--wait", "seconds to wait for the executor (default: 30)", type=float, default=30.0, metavar="S")
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
+    "config": {
+        "check": ("check all files, drop-ins and groups (the default)", (OUTPUT,)),
+        "show": (
+            "show each key in force and what set it",
+            (
+                option("--node", "as this node would read it", metavar="NAME"),
+                option("--changed", "only keys that are not at their default", action="store_true"),
+                OUTPUT,
+            ),
+        ),
+        "diff": (
+            "show the keys in which another file differs",
+            (option("other", "the other file", metavar="FILE"), OUTPUT),
+        ),
+    },
     "incidents": {
         "list": ("list incidents (the default)", (STATE, ALL, OUTPUT)),
         "show": ("show one incident with its history; as JSON with findings", (INCIDENT, OUTPUT)),

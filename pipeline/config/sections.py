@@ -10,13 +10,13 @@ import math
 import os
 import re
 import socket
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config import files
 from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.objectives import Objective
@@ -443,25 +443,20 @@ class Config:
 
 def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Loads the configuration. Raises ConfigError naming file, key, what was found and what was expected."""
-    chosen = (
-        path or environ.get("FLEETPULSE_CONFIG") or ("fleetpulse.toml" if Path("fleetpulse.toml").exists() else None)
-    )
-    source, table = str(chosen) if chosen else "defaults", _read(Path(chosen)) if chosen else {}
+    chosen = files.find_file(path, environ)
+    source, table = str(chosen) if chosen else "defaults", dict[str, Any]()
+    for where, layer in files.read_layers(chosen, environ) if chosen else ():
+        table = files.merge_tables(table, layer)
+        if "source" in table:
+            raise ConfigError(f"{where}: [source] is not a section")
+        if where != source:  # errors name the file that is wrong
+            build_section(Config, table, where)
     for name, text in environ.items():
         if name.startswith(PREFIX):
             _override(table, name, text)
     if "source" in table:
         raise ConfigError(f"{source}: [source] is not a section")
     return build_section(Config, {**table, "source": source}, source)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
 def _override(table: dict[str, Any], name: str, text: str) -> None:

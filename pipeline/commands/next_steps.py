@@ -1,0 +1,59 @@
+"""What `fleetpulse doctor` ends with: what to do next; and its wait until nothing fails, as a gate for upgrades."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from pipeline.commands.checks import Check
+from pipeline.config.sections import Config
+
+SHOWN = 3
+"""Steps that are named; more confuse. Chosen."""
+PAUSE_S = 2.0
+"""Between two rounds of `doctor --wait` (s). Chosen: a round takes about one."""
+
+
+def suggest_next(config: Config, checks: Sequence[Check]) -> list[str]:
+    """Returns the lines below the checks: fixes of what fails, then of what warns; else what a sound host does next."""
+    steps = [
+        f"{check.name}: {check.fix}"
+        for state in ("fail", "warn")
+        for check in checks
+        if check.state == state and check.fix
+    ]
+    failed = sum(check.state == "fail" for check in checks)
+    if steps:
+        head = (
+            "Next: correct what fails, then run fleetpulse doctor again" if failed else "Next: nothing fails; improve"
+        )
+        more = [f"    and {len(steps) - SHOWN} more above"] if len(steps) > SHOWN else []
+        return [head, *(f"    {number}. {step}" for number, step in enumerate(steps[:SHOWN], 1)), *more]
+    if failed:
+        return ["Next: read the checks above that fail"]
+    if config.source == "defaults":
+        return ["Next: every check passed with defaults; for a site: fleetpulse setup"]
+    address = config.notify.external_url or f"http://{config.dashboard.host}:{config.dashboard.port}"
+    return [f"Next: every check passed; the dashboard is {address}"]
+
+
+def wait_until_sound(
+    command: Sequence[str],
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> int:
+    """Runs `doctor` until it succeeds, at most `seconds`; prints the last result and returns its exit code.
+
+    Each round is a process of its own: collectors are forked, which must happen before other checks start threads.
+    """
+    end = monotonic() + seconds
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode in (0, 2) or monotonic() + PAUSE_S >= end:
+            sys.stdout.write(done.stdout)
+            sys.stderr.write(done.stderr)
+            return done.returncode
+        sleep(PAUSE_S)

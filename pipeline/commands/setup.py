@@ -1,0 +1,142 @@
+"""`fleetpulse setup`: five questions, one configuration file, the next commands. It starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.api import tokens
+from pipeline.commands.site_arguments import ROLES
+from pipeline.config import files
+from pipeline.config.sections import Config
+from pipeline.config.settings import build_section
+from pipeline.model.errors import ConfigError, Refused, UsageError
+
+SHARE = Path(sys.prefix).parent / "share" / "systemd"
+"""The units of a package or bundle, beside its Python."""
+FOLDER = Path("/etc/fleetpulse")
+Ask = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered. kafka, webhook: empty: none.   packaged: units run the services, as their own users."""
+
+    role: str
+    site: str
+    kafka: str
+    gpus: int
+    webhook: str
+    packaged: bool
+
+
+def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None) -> list[str]:
+    """Writes the configuration and, on a server, tokens. Returns the lines to print.
+
+    Raises Refused if a configuration exists, UsageError or ConfigError for an answer that cannot work.
+    """
+    has_units = SHARE.is_dir() if packaged is None else packaged
+    path = Path(given.config or (FOLDER / "fleetpulse.toml" if has_units else "fleetpulse.toml"))
+    _check_target(path, given.replace)
+    answers = ask_all(given, ask, has_units)
+    token_file = path.parent / "tokens" if answers.role != "node" else None
+    text = write_text(answers, token_file)
+    _check_text(text, path)
+    said = _write(path, text)
+    if token_file is not None and not token_file.exists():
+        tokens.create_token_file(token_file)
+        said.append(f"tokens: {token_file} written, for {' and '.join(tokens.INITIAL_USERS)}")
+    return [*said, "", "Next:", *(f"    {command}" for command in next_commands(answers, path))]
+
+
+def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
+    """Asks what no flag answers. Enter takes the default in brackets."""
+
+    def answer(flag: str | None, question: str, default: str) -> str:
+        return (ask(f"{question} [{default}]: ").strip() or default) if flag is None else flag
+
+    role = answer(given.role, f"1/5 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}", "one-host")
+    if role not in ROLES:
+        raise UsageError(f"setup: role {role!r}: expected one of {', '.join(ROLES)}")
+    site = answer(given.site, "2/5 Name of the site", "local")
+    usual = "" if role == "one-host" else "kafka-1:9092"
+    kafka = answer(given.kafka, "3/5 Kafka brokers, with commas", usual)
+    gpus = answer(None if given.gpus is None else str(given.gpus), "4/5 GPUs of each node, 0: not checked", "0")
+    webhook = "" if role == "node" else answer(given.webhook, "5/5 Webhook for alerts, empty: none", "")
+    if not gpus.isdecimal():
+        raise UsageError(f"setup: GPUs {gpus!r}: expected a number, such as 8")
+    if role != "one-host" and not kafka:
+        raise UsageError(f"setup: a {role} needs Kafka: expected --kafka host:port; without it: --role one-host")
+    return Answers(role, site, kafka, int(gpus), webhook, packaged)
+
+
+def write_text(answers: Answers, token_file: Path | None) -> str:
+    """Returns the configuration as TOML. JSON's strings are TOML's."""
+    lines = ["# Written by `fleetpulse setup`. Every key: docs/configuration.md", "[site]"]
+    lines.append(f"name = {json.dumps(answers.site)}")
+    if answers.kafka:
+        lines += ["[pipeline]", 'transport = "kafka"', "[kafka]", f"bootstrap_servers = {json.dumps(answers.kafka)}"]
+    if answers.packaged:
+        lines += ["[spool]", 'directory = "/var/lib/fleetpulse/spool"']
+    if answers.packaged and answers.role != "node":
+        lines += ["[store]", 'path = "/var/lib/fleetpulse-server/store.duckdb"']
+    if token_file is not None:
+        lines += ["[api]", f"token_file = {json.dumps(str(token_file.absolute()))}"]
+    if answers.gpus:
+        lines += ["[collector.pci]", f"gpus_expected = {answers.gpus}"]
+    if answers.webhook:
+        lines += ["[[notify.webhooks]]", 'name = "on-call"', f"url = {json.dumps(answers.webhook)}"]
+    return "\n".join(lines) + "\n"
+
+
+def next_commands(answers: Answers, path: Path) -> list[str]:
+    """Returns the three commands that bring the host into service."""
+    if not answers.packaged:
+        known = "" if str(path) == "fleetpulse.toml" else f" --config {path}"
+        start = {"node": "agent", "server": "pipeline", "one-host": "up"}[answers.role]
+        return [f"fleetpulse {word}{known}" for word in ("init", "doctor", start)]
+    if answers.role == "node":
+        return ["fleetpulse doctor", "systemctl enable --now fleetpulse-agent", "fleetpulse doctor --wait 60s"]
+    units = "fleetpulse-pipeline fleetpulse-dashboard"
+    if answers.role == "server":
+        return ["fleetpulse init", f"systemctl enable --now {units}", "fleetpulse doctor --wait 120s"]
+    drop_in = "/etc/systemd/system/fleetpulse-agent.service.d/one-host.conf"
+    return [
+        f"install -D -m 0644 {SHARE}/one-host.conf {drop_in}",
+        f"systemctl enable --now fleetpulse-agent {units}",
+        "fleetpulse doctor --wait 120s",
+    ]
+
+
+def _check_target(path: Path, replace: bool) -> None:
+    """Raises Refused if the file has keys; that of a package has none."""
+    if path.exists() and not replace and files.read_table(path):
+        raise Refused(f"{path}: exists; expected a new file; change it by hand, or: fleetpulse setup --replace")
+
+
+def _check_text(text: str, path: Path) -> None:
+    """Raises ConfigError for an answer that no key takes."""
+    import tomllib
+
+    build_section(Config, tomllib.loads(text), str(path))
+
+
+def _write(path: Path, text: str) -> list[str]:
+    said = []
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and files.read_table(path):
+            path.rename(f"{path}.old")
+            said.append(f"configuration: the one before is {path}.old")
+        draft = path.with_name(f"{path.name}.new")
+        draft.write_text(text)
+        draft.chmod(0o644)  # services of other users read it; it has no secrets
+        os.replace(draft, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; expected a writable folder") from error
+    return [*said, f"configuration: {path} written"]

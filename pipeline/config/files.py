@@ -1,0 +1,89 @@
+"""Which files a configuration is read from, and what they contain together: the file, its drop-ins, its groups.
+
+Later ones win, key by key: FILE, then conf.d/*.toml beside it by name, then those [[groups]] whose patterns match the
+name of this node, in order. Lists are replaced, not joined.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import socket
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.model.errors import ConfigError
+
+DROP_INS = "conf.d"
+GROUPS = "groups"
+NODES = "nodes"
+NODE_VARIABLE = "FLEETPULSE__AGENT__NODE"
+Table = dict[str, Any]
+
+
+def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Returns --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml if it exists."""
+    if chosen := path or environ.get("FLEETPULSE_CONFIG"):
+        return Path(chosen)
+    return Path("fleetpulse.toml") if Path("fleetpulse.toml").exists() else None
+
+
+def list_files(path: Path) -> list[Path]:
+    """Returns the file and its drop-ins, in the order in which they are read."""
+    return [path, *sorted((path.parent / DROP_INS).glob("*.toml"))]
+
+
+def read_table(path: Path) -> Table:
+    """Returns the content of a TOML file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def read_layers(path: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Table]]:
+    """Yields (where, table) of the file, of each drop-in and of each group of this node. Raises ConfigError."""
+    layers = [(str(file), read_table(file)) for file in list_files(path)]
+    groups = [pair for where, table in layers for pair in take_groups(where, table)]
+    node = environ.get(NODE_VARIABLE, "")
+    for where, table in layers:
+        yield where, table
+        named = table.get("agent", {})
+        if NODE_VARIABLE not in environ and isinstance(named, dict) and isinstance(named.get("node"), str):
+            node = named["node"]
+    node = node or socket.gethostname().split(".")[0]
+    for where, patterns, table in groups:
+        if any(fnmatch.fnmatchcase(node, pattern) for pattern in patterns):
+            yield where, table
+
+
+def take_groups(where: str, table: Table) -> list[tuple[str, Sequence[str], Table]]:
+    """Removes [[groups]] from a table; returns (where, patterns of nodes, sections) of each. Raises ConfigError."""
+    groups = table.pop(GROUPS, [])
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise ConfigError(f"{where}: {GROUPS} = {groups!r}: expected tables, each written [[{GROUPS}]]")
+    found: list[tuple[str, Sequence[str], Table]] = []
+    for number, group in enumerate(groups):
+        name = f"{where}: [[{GROUPS}]] {number + 1}"
+        patterns = group.pop(NODES, None)
+        texts = [patterns] if isinstance(patterns, str) else patterns
+        if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one for one in texts):
+            raise ConfigError(f"{name}: {NODES} = {patterns!r}: expected patterns of node names, such as ['h200-*']")
+        if fixed := sorted(key for key, value in group.items() if not isinstance(value, dict)):
+            raise ConfigError(f"{name}: '{fixed[0]}' is no section; expected [{GROUPS}.SECTION] below it")
+        if "node" in group.get("agent", {}):
+            raise ConfigError(f"{name}: [agent] node cannot be set by a group: groups are chosen by it")
+        found.append((name, texts, group))
+    return found
+
+
+def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Returns `below` with the keys of `above`, table by table."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge_tables(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

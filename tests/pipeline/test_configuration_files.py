@@ -1,0 +1,179 @@
+"""Drop-ins and groups of the configuration, the commands that show them, and the reload of a running pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands.arguments import build_parser
+from pipeline.commands.configuration import find_fixed_changes, run_config
+from pipeline.config.sections import load_config
+from pipeline.model.errors import ConfigError, UsageError
+from tests.until import until
+
+ROOT = Path(__file__).parents[2]
+MAIN = """
+[site]
+name = "east"
+[agent]
+interval = 2
+[collector.pci]
+gpus_expected = 4
+[[groups]]
+nodes = ["h200-*", "b200-?"]
+[groups.collector.pci]
+gpus_expected = 8
+[groups.agent]
+interval = 5
+"""
+
+
+@pytest.fixture
+def main(tmp_path: Path) -> Path:
+    (tmp_path / "conf.d").mkdir()
+    path = tmp_path / "fleetpulse.toml"
+    path.write_text(MAIN)
+    return path
+
+
+def as_node(name: str) -> Mapping[str, str]:
+    return {"FLEETPULSE__AGENT__NODE": name}
+
+
+def drop_in(main: Path, name: str, text: str) -> Path:
+    path = main.parent / "conf.d" / name
+    path.write_text(text)
+    return path
+
+
+def test_drop_ins_win_in_the_order_of_their_names_key_by_key(main: Path) -> None:
+    drop_in(main, "20-b.toml", "[api]\nport = 2\n")
+    drop_in(main, "10-a.toml", "[api]\nport = 1\nsql_rows = 7\n")
+    drop_in(main, "30-off.toml.disabled", "[api]\nport = 3\n")
+    config = load_config(main, as_node("n1"))
+    assert (config.api.port, config.api.sql_rows, config.site.name) == (2, 7, "east")
+
+
+def test_a_group_changes_only_the_nodes_that_match_and_the_environment_wins_over_it(main: Path) -> None:
+    assert load_config(main, as_node("a100-1")).collector["pci"]["gpus_expected"] == 4
+    config = load_config(main, as_node("h200-17"))
+    assert (config.collector["pci"]["gpus_expected"], config.agent.interval) == (8, 5)
+    config = load_config(main, {**as_node("b200-1"), "FLEETPULSE__AGENT__INTERVAL": "9"})
+    assert config.agent.interval == 9
+
+
+def test_a_group_of_a_later_drop_in_and_a_node_named_in_a_file_count(main: Path) -> None:
+    drop_in(main, "50.toml", '[agent]\nnode = "h200-1"\n[[groups]]\nnodes = "h200-1"\n[groups.agent]\ninterval = 7\n')
+    config = load_config(main, {})
+    assert (config.agent.node, config.agent.interval) == ("h200-1", 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[api]\nprot = 1\n", "50.toml: [api] prot: no such key; did you mean 'port'?"),
+        ("[api\n", "50.toml: is not TOML"),
+        ("groups = 3\n", "50.toml: groups = 3: expected tables, each written [[groups]]"),
+        (
+            "[[groups]]\n[groups.api]\nport = 1\n",
+            "50.toml: [[groups]] 1: nodes = None: expected patterns of node names",
+        ),
+        ('[[groups]]\nnodes = "*"\nport = 1\n', "50.toml: [[groups]] 1: 'port' is no section"),
+        ('[[groups]]\nnodes = "*"\n[groups.agent]\nnode = "x"\n', "[agent] node cannot be set by a group"),
+        (
+            '[[groups]]\nnodes = "*"\n[groups.api]\nport = "x"\n',
+            "50.toml: [[groups]] 1: [api] port = 'x': expected int",
+        ),
+        ('source = "x"\n', "50.toml: [source] is not a section"),
+    ],
+)
+def test_errors_name_the_drop_in_or_the_group(main: Path, text: str, said: str) -> None:
+    drop_in(main, "50.toml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(main, as_node("n1"))
+    assert said in str(caught.value)
+
+
+def rows(*words: str) -> list[dict[str, Any]]:
+    found, _ = run_config(build_parser().parse_args(["config", *words]))
+    return [dict(row) for row in found]
+
+
+def test_check_reads_the_groups_of_other_nodes_too(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEETPULSE__AGENT__NODE", "n1")
+    assert [row["state"] for row in rows("check", "--config", str(main))] == ["ok", "ok"]
+    drop_in(main, "50.toml", '[[groups]]\nnodes = "elsewhere"\n[groups.api]\nport = -1\n')
+    with pytest.raises(ConfigError, match=r"50.toml: \[\[groups\]\] 1: \[api\] port = -1"):
+        rows("check", "--config", str(main))
+
+
+def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEETPULSE__API__PORT", "8700")
+    path = drop_in(main, "50.toml", "[store]\nhot_hours = 12\n")
+    found = {row["key"]: row for row in rows("show", "--config", str(main), "--node", "h200-1", "--changed")}
+    assert found["site.name"] == {"key": "site.name", "value": "east", "from": str(main)}
+    assert found["store.hot_hours"]["from"] == str(path)
+    assert found["agent.interval"] == {"key": "agent.interval", "value": 5.0, "from": f"{main}: [[groups]] 1"}
+    assert (found["api.port"]["value"], found["api.port"]["from"]) == (8700, "FLEETPULSE__API__PORT")
+    assert "api.host" not in found
+
+
+def test_diff_lists_the_keys_whose_values_differ(main: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(MAIN.replace("east", "west"))
+    (row,) = rows("diff", str(other), "--config", str(main))
+    assert row == {"key": "site.name", "here": "east", "there": "west"}
+
+
+def test_a_reload_cannot_move_the_store(main: Path, tmp_path: Path) -> None:
+    before = load_config(main)
+    drop_in(main, "50.toml", f'[store]\npath = "{tmp_path}/other.duckdb"\n')
+    with pytest.raises(UsageError, match=r"store.path changed: restart"):
+        find_fixed_changes(before, load_config(main))
+
+
+@pytest.mark.slow
+def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file(tmp_path: Path) -> None:
+    """Over the real command: the audit has one row for the refusal and one for the reload."""
+    main = tmp_path / "fleetpulse.toml"
+    base = f'[store]\npath = "{tmp_path}/s.duckdb"\n[spool]\ndirectory = "{tmp_path}/spool"\n[api]\nport = 0\n'
+    main.write_text(base)
+    words = [sys.executable, str(ROOT / "fleetpulse.py"), "pipeline", "--config", str(main)]
+    log = tmp_path / "log"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with log.open("w") as said, subprocess.Popen(words, stderr=said, env=environ) as pipeline:
+        try:
+            until(lambda: "fleetpulse pipeline: store" in log.read_text(), 90)
+            main.write_text(base + "[budget]\ndayz = 3\n")
+            until(lambda: _hang_up(pipeline) and "not reloaded, nothing changed" in log.read_text(), 90)
+            main.write_text(base + "[budget]\ndays = 3\n")
+            pipeline.send_signal(signal.SIGHUP)
+            until(lambda: log.read_text().count("fleetpulse pipeline: store") == 2, 90)
+            assert pipeline.poll() is None
+        finally:
+            pipeline.terminate()
+            assert pipeline.wait(30) == 0
+    query = "SELECT actor, reason, outcome FROM audit WHERE action = 'reload configuration' ORDER BY time"
+    ran = subprocess.run(
+        [*words[:2], "sql", query, "--output", "json", "--config", str(main)],
+        capture_output=True,
+        text=True,
+        env=environ,
+    )
+    found = [tuple(row.values()) for row in json.loads(ran.stdout)]
+    assert found[-1] == ("SIGHUP", "budget.days", "done")
+    assert "did you mean 'days'?" in found[0][1]
+    assert found[0][2] == "refused"
+
+
+def _hang_up(pipeline: subprocess.Popen[bytes]) -> bool:
+    pipeline.send_signal(signal.SIGHUP)
+    return True

@@ -1,0 +1,186 @@
+"""The first hour: `setup` writes a working configuration, `doctor` ends with the next step, `support` hides secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands.arguments import build_parser
+from pipeline.commands.checks import Check
+from pipeline.commands.next_steps import suggest_next, wait_until_sound
+from pipeline.commands.setup import run_setup
+from pipeline.commands.support import HIDDEN, hide, write_support
+from pipeline.config.sections import Config, load_config
+from pipeline.model.errors import ConfigError, Refused, UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+def set_up(path: Path, *words: str, answers: str = "", packaged: bool = True) -> list[str]:
+    given = build_parser().parse_args(["setup", "--config", str(path), *words])
+    lines = io.StringIO(answers)
+    return run_setup(given, lambda question: lines.readline(), packaged)
+
+
+def test_five_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "fleetpulse.toml"
+    said = set_up(path, answers="server\neast\nk1:9092,k2:9092\n8\nhttps://alerts.example/hook\n")
+    config = load_config(path, {})
+    assert (config.site.name, config.pipeline.transport) == ("east", "kafka")
+    assert config.kafka.bootstrap_servers == "k1:9092,k2:9092"
+    assert config.collector["pci"]["gpus_expected"] == 8
+    assert config.notify.webhooks[0].url == "https://alerts.example/hook"
+    assert config.api.token_file == path.parent / "tokens"
+    assert (path.parent / "tokens").stat().st_mode & 0o777 == 0o600
+    assert said[said.index("Next:") + 1 :] == [
+        "    fleetpulse init",
+        "    systemctl enable --now fleetpulse-pipeline fleetpulse-dashboard",
+        "    fleetpulse doctor --wait 120s",
+    ]
+
+
+def test_enter_five_times_makes_one_host_without_a_broker(tmp_path: Path) -> None:
+    path = tmp_path / "fleetpulse.toml"
+    said = set_up(path, answers="\n\n\n\n\n", packaged=False)
+    config = load_config(path, {})
+    assert (config.pipeline.transport, config.notify.webhooks, config.collector) == ("spool", (), {})
+    assert said[-1].strip() == f"fleetpulse up --config {path}"
+
+
+def test_flags_ask_nothing_and_a_node_gets_no_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "fleetpulse.toml"
+    words = ["--role", "node", "--site", 'a "b" <c>', "--kafka", "k:9092", "--gpus", "8"]
+    said = set_up(path, *words)
+    assert load_config(path, {}).site.name == 'a "b" <c>'
+    assert not (tmp_path / "tokens").exists()
+    assert "    systemctl enable --now fleetpulse-agent" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--kafka", "nowhere"], "bootstrap_servers = 'nowhere': expected host:port"),
+        (["--kafka", ""], "a node needs Kafka"),
+        (["--kafka", "k:1", "--site", "a/b"], "name = 'a/b': expected a name"),
+    ],
+)
+def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    path = tmp_path / "fleetpulse.toml"
+    with pytest.raises((ConfigError, UsageError)) as caught:
+        set_up(path, "--role", "node", "--gpus", "0", *words, answers="\n")
+    assert said in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_with_keys_is_kept_and_one_of_a_package_is_not(tmp_path: Path) -> None:
+    path, words = tmp_path / "fleetpulse.toml", ("--role", "one-host", "--site", "a", "--kafka", "", "--gpus", "0")
+    path.write_text("# every key has a default\n")
+    set_up(path, *words, "--webhook", "")
+    with pytest.raises(Refused, match="exists; expected a new file"):
+        set_up(path, *words, "--webhook", "")
+    before = path.read_text()
+    set_up(path, *words, "--webhook", "", "--replace")
+    assert (tmp_path / "fleetpulse.toml.old").read_text() == before
+
+
+def test_doctor_ends_with_the_fixes_of_what_fails_first() -> None:
+    checks = [
+        Check("disk", "warn", "x", "", "clear it"),
+        Check("store", "fail", "x", "", "chown it"),
+        Check("clock", "ok", "x"),
+    ]
+    said = suggest_next(Config(), checks)
+    assert said[0] == "Next: correct what fails, then run fleetpulse doctor again"
+    assert said[1:] == ["    1. store: chown it", "    2. disk: clear it"]
+    assert "fleetpulse setup" in suggest_next(Config(), [Check("clock", "ok", "x")])[0]
+    assert "http://127.0.0.1:8501" in suggest_next(Config(source="a.toml"), [Check("clock", "ok", "x")])[0]
+
+
+def test_the_gate_repeats_until_nothing_fails_and_gives_up_in_time(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    program = (
+        f"import pathlib, sys; p = pathlib.Path({str(count)!r}); n = int(p.read_text()) + 1 if p.exists() else 1\n"
+        "p.write_text(str(n)); print('round', n); sys.exit(0 if n == 3 else 3)"
+    )
+    times = iter(range(0, 1000, 2))
+    words = [sys.executable, "-c", program]
+    assert wait_until_sound(words, 60, lambda s: None, lambda: next(times)) == 0
+    assert count.read_text() == "3"
+    assert wait_until_sound(words, 6, lambda s: None, lambda: next(times)) == 3
+
+
+@pytest.fixture
+def secret_site(tmp_path: Path) -> Path:
+    """A site with secrets where a site has them, some of which its agent also wrote into its status."""
+    (tmp_path / "tokens").write_text("dashboard:tok-dashboard-123456\noperator:tok-operator-123456\n")
+    (tmp_path / "kafka.password").write_text("pa55-of-kafka\n")
+    status = tmp_path / "spool" / "n1"
+    status.mkdir(parents=True)
+    (status / "status.json").write_text('{"error": "login with pa55-of-kafka refused"}')
+    text = f"""
+[api]
+port = 1
+token_file = "{tmp_path}/tokens"
+[kafka]
+password_file = "{tmp_path}/kafka.password"
+[spool]
+directory = "{tmp_path}/spool"
+[store]
+path = "{tmp_path}/store/s.duckdb"
+[[notify.webhooks]]
+name = "chat"
+url = "https://user:pw@hooks.example/T000/B000/key-of-a-webhook"
+"""
+    path = tmp_path / "fleetpulse.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_support_archive_has_everything_but_no_secret(secret_site: Path, tmp_path: Path) -> None:
+    target = tmp_path / "support.tar.gz"
+    doctor = json.dumps([{"found": "token tok-operator-123456 refused"}])
+    names = write_support(load_config(secret_site, {}), target, doctor)
+    wanted = {"version.txt", "system.txt", "packages.txt", "configuration.json", "doctor.json", "folders.txt"}
+    assert wanted <= set(names)
+    assert "status/n1-status.json" in names
+    with tarfile.open(target) as archive:
+        texts = {m.name: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]
+    whole = "\n".join(texts.values())
+    planted = ("tok-dashboard", "tok-operator", "pa55-of-kafka", "key-of-a-webhook", "user:pw", "B000")
+    assert [secret for secret in planted if secret in whole] == []
+    assert f"https://hooks.example/{HIDDEN}" in texts["fleetpulse-support/configuration.json"]
+    assert "numpy" in texts["fleetpulse-support/packages.txt"]
+    assert target.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="exists; expected a new file"):
+        write_support(load_config(secret_site, {}), target, doctor)
+
+
+def test_an_address_without_a_path_stays() -> None:
+    assert hide("at http://127.0.0.1:8600, and http://a/", []) == "at http://127.0.0.1:8600, and http://a"
+
+
+@pytest.mark.slow
+def test_setup_and_support_run_as_commands(tmp_path: Path) -> None:
+    path = tmp_path / "fleetpulse.toml"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, str(ROOT / "fleetpulse.py")]
+    words = ["setup", "--config", str(path), "--role", "one-host", "--site", "a", "--kafka", "", "--gpus", "0"]
+    ran = subprocess.run([*command, *words], input="\n", capture_output=True, text=True, env=environ)
+    assert (ran.returncode, ran.stderr) == (0, "5/5 Webhook for alerts, empty: none []: ")
+    target = str(tmp_path / "support.tar.gz")
+    ran = subprocess.run(
+        [*command, "support", target, "--config", str(path)], capture_output=True, text=True, env=environ
+    )
+    assert ran.returncode == 0, ran.stderr
+    with tarfile.open(target) as archive:
+        checks = json.loads(archive.extractfile("fleetpulse-support/doctor.json").read())  # type: ignore[union-attr]
+    assert {"configuration", "store"} <= {check["check"] for check in checks}
