@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, part
 from detectors.base.streams import USUAL_STEP
+from pipeline.model.compiling import compiled
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import Signal
 

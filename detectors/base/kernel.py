@@ -8,18 +8,16 @@ which way (2). No loop has a branch that depends on a sample, so that the compil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-import numba
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
+
+from pipeline.model.compiling import compiled
 
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 F4: TypeAlias = NDArray[np.float32]
 U4: TypeAlias = NDArray[np.uint32]
-_Loop = TypeVar("_Loop", bound=Callable[..., object])
 
 BASELINE, VARIANCE, UP, DOWN, EFFECT, WORD = range(6)
 HELD_BITS = np.uint32(0x3FFFF)  # 72 h
@@ -37,19 +35,6 @@ its variance, since devices of one kind lie up to 22 % apart (Sinha et al., SC 2
 _FULL, _HUGE, _TINY = np.float32(30), np.float32(1e9), np.float32(1e-12)
 _NEVER = np.float32(1e8)  # above any sum: learning never stops (for the ablation)
 _SURE = 8  # members from which a cohort gives the scale: in fewer, a faulty one is too large a part
-
-
-def compiled(loop: _Loop) -> Dispatcher[_Loop]:
-    """Compiles a loop; the machine code is kept on disk for the next start, if a folder can be written."""
-    try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(loop)
-    except RuntimeError:  # no folder can be written: beside the source, NUMBA_CACHE_DIR, home
-        return numba.njit(nogil=True, error_model="numpy")(loop)
-
-
-def inlined(part: _Loop) -> Dispatcher[_Loop]:
-    """Compiles a part of a loop into the loops that call it: a call with arrays costs as much as its arithmetic."""
-    return numba.njit(inline="always", nogil=True, error_model="numpy")(part)
 
 
 @compiled

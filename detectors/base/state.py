@@ -36,7 +36,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -118,6 +118,17 @@ def part(factory: Callable[[], Any], *, of: str = "", kept: bool = False) -> Any
 def parts(make: Callable[[], State], *, of: str = "", kept: bool = False) -> Any:
     """Declares a dict of pieces that are made on demand by key; `restore` makes those of the snapshot with `make`."""
     return field(default_factory=dict, init=False, repr=False, metadata={_STATE: _Pieces(of, kept, make)})
+
+
+_Piece = TypeVar("_Piece")
+
+
+def piece_of(pieces: dict[str, _Piece], key: str, make: Callable[[], _Piece]) -> _Piece:
+    """Returns the piece of a key, made at its first use only: a piece has many arrays, and is asked for each tick."""
+    found = pieces.get(key)
+    if found is None:
+        found = pieces[key] = make()
+    return found
 
 
 class State:

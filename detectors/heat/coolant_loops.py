@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory, notes
 from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.base.throttle import has_reason, read_reasons
 from detectors.base.topology_index import TopologyIndex, per_device_topology
 from detectors.heat.throttling import HEAT
+from pipeline.model.compiling import compiled
 from pipeline.model.records import LEVELS, SECOND, Frame, Level
 
 Ints = NDArray[np.int64]

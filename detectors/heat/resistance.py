@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.cohorts import Peers
-from detectors.base.kernel import compiled, inlined
 from detectors.base.state import N, State, memory, notes
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Floats, Singles
 from detectors.base.topology_index import per_device_topology
 from detectors.heat.inlet_sensors import InletIndex
+from pipeline.model.compiling import compiled, inlined
 from pipeline.model.records import SECOND, Frame
 
 HIGHEST = 5000.0  # W; more is not a reading of a board

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import SpanningCohorts
 from detectors.base.findings import Comparison
-from detectors.base.kernel import compiled
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
 from detectors.base.throttle import has_reason, read_reasons
+from pipeline.model.compiling import compiled
 from pipeline.model.entity_names import pager_title, short_duration
 from pipeline.model.records import SECOND, Frame, Level
 

@@ -17,7 +17,7 @@ from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part, parts
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.state import N, State
+from detectors.base.state import N, State, piece_of
 from detectors.base.statistics import row_trend_z, theil_sen
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import JobIndex
@@ -303,7 +303,7 @@ class HostHealth(Detector):
                 continue
             whole = frame[total]
             rest = whole - frame[signal] if signal.endswith("_used") else frame[signal]
-            trend = self.trends.setdefault(signal, Shortage())
+            trend = piece_of(self.trends, signal, Shortage)
             trend.add(rest, whole, time)
             left, ends = trend.left(len(rest)), trend.ends_within(len(rest), self.horizon)
             left = np.where(rest < _LEAVES * LOW * whole, left, np.inf)  # free again since its newest mean

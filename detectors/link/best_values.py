@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.gates import Gates
-from detectors.base.kernel import compiled
 from detectors.base.state import N, State, memory
 from detectors.base.streams import LEARN, LIFT
+from pipeline.model.compiling import compiled
 from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.counters import TOPS, counter_increases, is_unreadable
-from detectors.base.kernel import compiled
-from detectors.base.state import State, memory, notes, part, parts
+from detectors.base.state import State, memory, notes, part, parts, piece_of
+from pipeline.model.compiling import compiled
 from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
@@ -247,7 +247,7 @@ class NewestReadings(State):
             if name in frame.values:
                 now = frame.values[name]
                 known = np.isfinite(now)
-                cells = self.cells.setdefault(name, ReadingCells())
+                cells = piece_of(self.cells, name, ReadingCells)
                 cells.grow(n)
                 np.copyto(cells.newest[:n], now, where=known)
                 cells.fresh[:n] |= known

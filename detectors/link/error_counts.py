@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.state import State, memory, notes, part, parts
+from detectors.base.state import State, memory, notes, part, parts, piece_of
 from detectors.link.counters import CounterReadings, Indices, UsualErrors, is_saturated
 from pipeline.model.records import SECOND
 
@@ -258,7 +258,7 @@ class PortErrors(State):
 
     def measure_growth(self, signal: str, now: Floats, time: int, restarted: Indices) -> tuple[Indices, Floats]:
         """Returns (ports, growth) of a counter where it grew; nothing is judged yet."""
-        counter = self.counters.setdefault(signal, ErrorCounter())
+        counter = piece_of(self.counters, signal, ErrorCounter)
         counter.grow(len(now))
         at, growth, seconds = counter.readings.measure_growth(now, time, restarted)
         fresh = counter.total[at] == 0

@@ -13,10 +13,10 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_integer, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import SETTLES, Gates
-from detectors.base.kernel import compiled
 from detectors.base.streams import LEARN
 from detectors.link.alarm_rates import RULE, describe_cusum_rate
 from detectors.link.poisson_cusum import PoissonCusum
+from pipeline.model.compiling import compiled
 from pipeline.model.entity_names import pager_title, short_number
 from pipeline.model.records import SECOND, Event, Finding, Frame
 

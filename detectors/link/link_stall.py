@@ -14,10 +14,10 @@ from detectors.base.detector import Detector, memory, notes, part, parts
 from detectors.base.event_data import read_text
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
-from detectors.base.kernel import compiled
-from detectors.base.state import State
+from detectors.base.state import State, piece_of
 from detectors.link.cable_ends import FarEnds
 from detectors.link.counters import CounterGenerations, CounterReadings, Floats, Indices
+from pipeline.model.compiling import compiled
 from pipeline.model.entity_names import pager_title, short_duration
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 
@@ -191,7 +191,7 @@ class LinkStall(Detector):
         grew: dict[int, float] = {}
         for signal in ERRORS:
             if signal in frame.values:
-                readings = self.counters.setdefault(signal, CounterReadings())
+                readings = piece_of(self.counters, signal, CounterReadings)
                 at, growth, _ = readings.measure_growth(frame.values[signal], frame.time, restarted)
                 for i, count in zip(at.tolist(), growth.tolist(), strict=True):
                     if self.since[i] > 0:

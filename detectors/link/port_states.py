@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.kernel import compiled
 from detectors.base.state import State, memory, notes, part
 from detectors.base.streams import LEARN
 from detectors.link.counters import CounterReadings, Floats, Indices
+from pipeline.model.compiling import compiled
 from pipeline.model.records import SECOND, Event
 
 UNKNOWN, DOWN, UP = 0, 1, 2

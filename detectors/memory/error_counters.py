@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.counters import counter_increases, is_unreadable
-from detectors.base.state import N, State, memory, notes, part, parts
+from detectors.base.state import N, State, memory, notes, part, parts, piece_of
 from detectors.base.streams import Bools, Floats
 from pipeline.model.records import SECOND, Frame
 
@@ -118,7 +118,7 @@ class ErrorCounters(State):
         return {name: self._counter(name).levels(now) for name, now in readings.items()}
 
     def _counter(self, name: str) -> Counter:
-        return self.counters.setdefault(name, Counter())
+        return piece_of(self.counters, name, Counter)
 
     def _restart_reborn(self, readings: Mapping[str, Floats], lives: Floats) -> Bools | None:
         """Resets the counters of devices with another generation than before; returns them, None if there are none."""

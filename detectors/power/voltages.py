@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.findings import Comparison, build_finding
-from detectors.base.kernel import compiled
 from detectors.base.power_feeds import LIVE
-from detectors.base.state import N, State, memory, notes, parts
+from detectors.base.state import N, State, memory, notes, parts, piece_of
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import TopologyIndex, per_device_topology
 from detectors.telemetry.silence import shared_ancestors
+from pipeline.model.compiling import compiled
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level, to_json
 from pipeline.model.signals import CATALOGUE
@@ -95,7 +95,7 @@ class Voltages(State):
                 continue
             entities = self._names(signal)
             missing = np.full(len(entities), np.nan)
-            readings = self.readings.setdefault(signal, VoltageReadings())
+            readings = piece_of(self.readings, signal, VoltageReadings)
             readings.grow(len(entities))
             columns = missing if values is None else values, missing if status is None else status
             off = self._off[signal] = _add_readings(readings.cells, *columns, float(time), signal == OF_RAILS)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.calibration import Kinds
-from detectors.base.cohorts import SpanningCohorts
+from detectors.base.cohorts import Cohorts, SpanningCohorts
 from detectors.base.state import State, memory, part
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons, reason_names, reason_title
@@ -111,6 +111,7 @@ class GpuReadings(State):
     _loops: SpanningCohorts = field(
         default_factory=lambda: SpanningCohorts("loop", "cdu", "rack", least=_NODES), init=False, repr=False
     )
+    _nodes: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
 
     def update(self, gpus: Frame) -> None:
         """Adds a frame of GPUs."""
@@ -147,7 +148,7 @@ class GpuReadings(State):
         heat[:] = np.where(np.isfinite(heat), heat + _HEAT_GAIN * np.nan_to_num(warmer), gpus["gpu.temperature"])
         if not recent.any():
             return found
-        loops, nodes = self._loops.groups(gpus), gpus.topology.group_numbers(gpus.entities, "node")
+        loops, nodes = self._loops.groups(gpus), self._nodes.groups(gpus)
         for loop in np.unique(loops[recent]).tolist():
             mine = np.flatnonzero(recent & (loops == loop))
             began = self.began[mine]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.state import State, memory, notes, part, parts
+from detectors.base.state import State, memory, notes, part, parts, piece_of
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.gpu_readings import clear_conditions
@@ -128,7 +128,7 @@ class JobPace(State):
         gate: jobs that may be judged, and learn; calm: learn what is usual."""
         size = len(self.count)
         for name, values in found.items():
-            measure = self.measures.setdefault(name, JobMeasure())
+            measure = piece_of(self.measures, name, JobMeasure)
             measure.grow(size)
             mean = np.where(np.isfinite(measure.now), measure.now + _SMOOTH * (values - measure.now), values)
             np.copyto(measure.now, mean, where=np.isfinite(mean))

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.event_data import read_duration
-from detectors.base.kernel import compiled, row_medians
+from detectors.base.kernel import row_medians
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.rank_slots import RankSlots
+from pipeline.model.compiling import compiled
 from pipeline.model.records import SECOND, Event, Frame
 
 Ints = NDArray[np.int64]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.cohorts import AncestorIndex
-from detectors.base.kernel import compiled
 from detectors.base.state import State, memory, part
+from pipeline.model.compiling import compiled
 from pipeline.model.records import Frame
 
 Floats = NDArray[np.float64]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.kernel import compiled
-from detectors.base.state import State, memory, notes, parts
+from detectors.base.state import State, memory, notes, parts, piece_of
 from detectors.base.topology_index import TopologyIndex
+from pipeline.model.compiling import compiled
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import CATALOGUE
 
@@ -138,7 +138,7 @@ class LastSamples(State):
             frame = frames.get(device_class)
             values = None if frame is None else frame.values.get(signal)
             if frame is not None and values is not None:
-                self.classes.setdefault(device_class, SeenDevices()).add_devices(frame.entities, time)
+                piece_of(self.classes, device_class, SeenDevices).add_devices(frame.entities, time)
             if device_class in self.classes:
                 self.classes[device_class].update(values if values is not None else _NO_VALUES, time, back)
         for device_class, devices in self.classes.items():

@@ -12,7 +12,7 @@ import pytest
 
 from detectors.base.detector import Detector
 from detectors.base.findings import Comparison, build_finding
-from detectors.base.state import FORMAT, N, State, memory, notes, pack_state, part, parts, unpack_state
+from detectors.base.state import FORMAT, N, State, memory, notes, pack_state, part, parts, piece_of, unpack_state
 from detectors.base.streams import Channel, Streams
 from detectors.base.topology_index import JobIndex, per_device_topology, per_topology
 from detectors.runner import Runner
@@ -334,3 +334,16 @@ def test_a_finding_is_built_only_for_due_entities():
         "cause",
         "clears",
     ]
+
+
+def test_a_piece_is_made_once_for_each_key():
+    pieces, made = dict[str, Inner](), list[Inner]()
+
+    def make():
+        made.append(Inner())
+        return made[-1]
+
+    first = piece_of(pieces, "a", make)
+    assert piece_of(pieces, "a", make) is first is pieces["a"]
+    assert piece_of(pieces, "b", make) is not first
+    assert made == [pieces["a"], pieces["b"]]
