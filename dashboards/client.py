@@ -140,6 +140,10 @@ class Client:
         raw, answered = self._exchange(request)
         return raw, answered.get("X-Truncated") == "true"
 
+    def download(self, path: str, query: Mapping[str, str]) -> bytes:
+        """Returns the file that `GET /api/v1/{path}` answers. Raises ApiError."""
+        return self._read(urllib.request.Request(f"{self._address(path)}?{urlencode(query)}"))
+
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
         return self.send(parse, path, body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -19,6 +20,8 @@ from dashboards.words import ago, amount, clock, joined
 _RESULT = "fleetpulse.acts.result"
 MAX_OVER = 50
 """Acts that are over, the newest. Chosen."""
+PACKET_S = 30.0
+"""Limit of the request for an RMA packet (s). Chosen: it reads two days of a node."""
 HARD = frozenset({"evict", "reset", "reboot"})
 """Verbs without an undo: the approver types the node's name."""
 WAITING = ("proposed", "planned", "awaiting_approval", "approved", "executing", "executed", "verifying")
@@ -234,6 +237,17 @@ def draw_of_incident(incident: str, nodes: str) -> None:
         return
     rows = [row[:3] for row in act_rows(list(found.acts), snapshot.now())]
     st.html(markup.table(("Act", "State", "Requested by"), rows, "No act was proposed for this incident."))
-    with st.popover("Plan an act", key="incident-act"):
+    row = st.container(horizontal=True)
+    with row.popover("Plan an act", key="incident-act"):
         draw_form("incident-act", incident, found.modes, nodes)
+    client = replace(snapshot.make_client(), timeout=PACKET_S)
+    row.download_button(
+        "RMA packet",
+        lambda: client.download("rma", {"subject": incident}),
+        f"rma-{incident}.zip",
+        "application/zip",
+        key="incident-rma",
+        help="For a return to the vendor: serial numbers, firmware, errors, counters, peers and tests, as a zip",
+        on_click="ignore",
+    )
     _draw_result()

@@ -145,6 +145,13 @@ def _objectives(given: argparse.Namespace) -> int:
     return 0
 
 
+def _rma(given: argparse.Namespace) -> int:
+    from pipeline.commands import objectives
+
+    print_message(f"fleetpulse: {objectives.write_rma(load_config(given.config), given)}")
+    return 0
+
+
 def _executor(given: argparse.Namespace) -> int:
     from pipeline.commands import executor
 
@@ -183,6 +190,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "act": _act,
     "executor": _executor,
     "objectives": _objectives,
+    "rma": _rma,
     "token": _token,
     "completion": _completion,
     "mutes": _mutes,

@@ -1,14 +1,18 @@
-"""`fleetpulse objectives`: error budgets, lost GPU-hours, energy, failure rates, nodes and spares."""
+"""`fleetpulse objectives` and `rma`: error budgets, lost GPU-hours, energy, failure rates, nodes and spares."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from pipeline.config.sections import Config
 from pipeline.http import client
+from pipeline.model.errors import UsageError
+from pipeline.runtime.private_files import open_private
 
 Rows = list[Mapping[str, Any]]
 LISTS: Mapping[str, tuple[str, ...]] = {
@@ -38,6 +42,24 @@ def run_objectives(config: Config, given: argparse.Namespace) -> tuple[Rows, Seq
         "spares": answer["spares"]["parts"],
     }
     return rows[shown], LISTS[shown]
+
+
+def write_rma(config: Config, given: argparse.Namespace) -> str:
+    """Writes the RMA packet; returns what was written. An existing file stays. Raises UsageError."""
+    query = urlencode({"subject": given.subject, "hours": given.hours})
+    body, name = client.download(config, f"/api/v1/rma?{query}")
+    if given.zip == "-":
+        sys.stdout.buffer.write(body)
+        return f"wrote {len(body):,} bytes"
+    path = Path(given.zip or name or "rma.zip")
+    try:
+        with open(path, "xb", opener=open_private) as file:
+            file.write(body)
+    except FileExistsError as error:
+        raise UsageError(f"{path}: exists; name another file with --zip FILE") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    return f"wrote {path}, {len(body):,} bytes; read summary.html in it before you send it"
 
 
 def _published(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The commands that read pages without a browser: `report`, `share`, `objectives`. Rows of arguments.COMMANDS."""
+"""The commands that read pages without a browser: `report`, `share`, `objectives`, `rma`. In of arguments.COMMANDS."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ REPORTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         ),
     ),
     "objectives": ("show error budgets and burn rates, or what was lost, why, and what fails", (DAYS, OUTPUT)),
+    "rma": (
+        "write the packet for a return to the vendor: serials, slot, firmware, XIDs, counters, peers, tests, as a zip",
+        (
+            (
+                ("subject",),
+                {"metavar": "NODE|INCIDENT", "help": "a node, a device such as gpu:n042.3, or an incident"},
+            ),
+            (("--zip",), {"metavar": "FILE", "help": "where to (default: rma-NODE-TIME.zip); - is stdout"}),
+            (("--hours",), {"type": float, "default": 24.0, "metavar": "H", "help": "before the onset and after (24)"}),
+        ),
+    ),
     "share": (
         "show what some nodes have in common that others have not",
         (

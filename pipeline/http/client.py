@@ -73,12 +73,25 @@ def send(
     return answer
 
 
-def _send(config: Config, request: urllib.request.Request, timeout: float) -> tuple[int, Any]:
+def download(config: Config, path: str, timeout: float = 60.0) -> tuple[bytes, str]:
+    """Returns the body of a GET that answers with a file, and the name that it is given. Raises as `get` and `post`."""
+    url = base_url(config) + path
+    status, answer = _send(config, urllib.request.Request(url), timeout, is_file=True)
+    if status != 200:
+        raise make_error(status, answer, url)
+    body: bytes = answer[0]
+    return body, str(answer[1]).partition('filename="')[2].strip('"')
+
+
+def _send(config: Config, request: urllib.request.Request, timeout: float, is_file: bool = False) -> tuple[int, Any]:
+    """Returns (status, JSON); of a file (bytes, Content-Disposition)."""
     token = os.environ.get(TOKEN_VARIABLE) or (config.api.token_file and read_token(config.api.token_file))
     if token:
         request.add_header("Authorization", f"Bearer {token.strip()}")
     try:
         with _OPENER.open(request, timeout=timeout) as answer:
+            if is_file:
+                return answer.status, (answer.read(), answer.headers.get("Content-Disposition") or "")
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -1,10 +1,11 @@
-"""What was promised and what was lost, why, and which nodes fail: `GET /api/v1/objectives`."""
+"""What was promised and lost, why, which nodes fail (`GET /api/v1/objectives`), and the RMA packet (`/api/v1/rma`)."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +13,8 @@ from pipeline.api.fleet import find_node
 from pipeline.api.service import ApiContext, get_context, json_response, parse_time
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND
+from pipeline.objectives.rma import collect_packet, find_subject
+from pipeline.objectives.rma_files import make_zip, name_file
 from pipeline.objectives.summary import Fleet, summarize
 
 DAY = 86_400 * SECOND
@@ -38,7 +41,7 @@ def read_objectives(
         with service.cursor() as cursor:
             return summarize(cursor, service.config, read_fleet(service), start, end)
 
-    return json_response(service.remember(f"objectives {days}", (start, end), find))
+    return json_response(service.remember("objectives", (start, end), find))
 
 
 def read_fleet(service: ApiContext) -> Fleet:
@@ -48,3 +51,23 @@ def read_fleet(service: ApiContext) -> Fleet:
         found = cursor.execute("SELECT bool_and(simulated) FROM device WHERE class = 'node'").fetchone()
     nodes = [entity.partition(":")[2] for entity in devices.names("node")]
     return Fleet(nodes, lambda entity: find_node(topology, entity), bool(found and found[0]))
+
+
+@objectives_router.get("/rma")
+def make_rma(
+    request: Request,
+    subject: Annotated[str, Query(min_length=1, max_length=253)],
+    hours: Annotated[float, Query(gt=0, le=24 * 30)] = 24.0,
+) -> Response:
+    """A zip for a return to the vendor, of an incident, a device (`gpu:n042.3`) or a node: a summary of one page,
+    serial numbers, slots, firmware, XIDs, counters before and after the onset, peers, canaries and diagnostics."""
+    service = get_context(request)
+    topology = service.topology_copy.get()
+    with service.cursor() as cursor:
+        try:
+            found = find_subject(cursor, topology, subject, service.now())
+        except KeyError as error:
+            raise HTTPException(404, f"{subject!r} is no incident, device or node that is known") from error
+        packet = collect_packet(cursor, topology, found, hours, service.now(), service.config.site.name)
+    headers = {"Content-Disposition": f'attachment; filename="{name_file(packet)}"'}
+    return Response(make_zip(packet), media_type="application/zip", headers=headers)

@@ -33,7 +33,7 @@ class Served:
     def __init__(self, folder, monkeypatch):
         self.site = LivingSite(folder / "store.duckdb")
         service = Service(self.site)
-        service.config = Config(acts=ON)
+        service.config, service.devices = Config(acts=ON), self.site.engine.devices
         backend = PipelineBackend(service)
         backend.list_unready_reasons, backend.read_revision = list, object
         backend.read_health = lambda: {"watermark": None, "stalled": False}
@@ -188,3 +188,22 @@ def test_a_second_executor_is_refused_while_one_is_at_work(served):
     other = replace(served.config, executor=replace(served.config.executor, name="other"))
     with pytest.raises(Refused, match="is at work"):
         RemoteBoard(other).claim("other")
+
+
+def test_objectives_and_the_rma_packet_over_http_and_by_command(served, monkeypatch, capsys, tmp_path):
+    incident = served.site.report("gpu:n1.2")
+    monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["viewer"])
+    run = lambda *words: fleetpulse.main([*words, "--config", str(served.file)])  # noqa: E731
+    status, found = served.call("GET", "/objectives?days=30", token="viewer")
+    assert (status, [row["name"] for row in found["objectives"]]) == (200, ["fleet goodput", "fleet availability"])
+    assert served.call("GET", "/objectives?to=2999-01-01T00:00:00Z", token="viewer")[0] == 400
+    for verb in ((), ("losses",), ("energy",), ("failures",), ("nodes",), ("spares",)):
+        assert run("objectives", *verb) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines()), default=0) <= 120
+    zipped = tmp_path / "packet.zip"
+    assert run("rma", incident, "--zip", str(zipped)) == 0
+    assert zipped.read_bytes()[:2] == b"PK"
+    assert run("rma", "n1", "--zip", str(zipped)) == 2  # an existing file stays
+    assert "exists" in capsys.readouterr().err
+    assert run("rma", "n404") == 2
+    assert "no incident, device or node" in capsys.readouterr().err
