@@ -45,7 +45,7 @@ wheels() {
     platform=$(uname -m)
     if [ ! -d "$kept" ]; then
         say "downloading wheels"
-        "$PYTHON" deploy/requirements.py all >"$WORK/requirements.txt"
+        "$PYTHON" deploy/requirements.py all kubernetes >"$WORK/requirements.txt"
         "$PYTHON" -m pip download --quiet --disable-pip-version-check --dest "$WORK/wheels" --only-binary :all: \
             --python-version 3.11 --implementation cp --platform "manylinux_2_28_$platform" \
             --platform "manylinux_2_17_$platform" --platform "manylinux2014_$platform" \

@@ -1,0 +1,188 @@
+"""The chart of a whole site: Helm and a real apiserver accept it, and its rights, services and secrets are minimal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.commands.arguments import COMMANDS
+from pipeline.config.sections import load_config
+from tests.kubernetes_cluster import Cluster, ClusterError, missing
+from tests.parts import do_without
+from tests.test_kubernetes_deployment import helm
+
+CHART = Path(__file__).parents[1] / "deploy" / "helm" / "fleetpulse"
+LEAST: dict[str, Any] = {"kafka": {"bootstrapServers": "k1:9092"}}
+ALL_ON: dict[str, Any] = {
+    "kafka": {
+        "bootstrapServers": "k1:9093",
+        "securityProtocol": "SASL_SSL",
+        "username": "pipeline",
+        "existingSecret": "fleetpulse-kafka",
+    },
+    "config": "[site]\nname = 'a'\n",
+    "existingSecret": "fleetpulse-keys",
+    "imagePullSecrets": [{"name": "registry"}],
+    "pipeline": {"storageClassName": "local", "nodeSelector": {"a": "b"}, "priorityClassName": "high"},
+    "dashboard": {"replicas": 2, "tolerations": [{"operator": "Exists"}], "podAnnotations": {"a/b": "c"}},
+    "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "tls", "annotations": {"a/b": "c"}},
+    "executor": {"enabled": True, "existingSecret": "executor"},
+    "podDisruptionBudget": {"maxUnavailable": 0},
+    "agent": {"kafka": {"bootstrapServers": "k1:9093"}},
+}
+CASES = pytest.mark.parametrize("values", [LEAST, ALL_ON], ids=["least", "all on"])
+
+
+def render(values: dict[str, Any]) -> list[dict[str, Any]]:
+    done = helm("template", "site", str(CHART), "--namespace", "fleetpulse", values=values)
+    assert done.returncode == 0, done.stderr
+    return [found for found in yaml.safe_load_all(done.stdout) if found]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one for one in objects if one["kind"] == kind]
+
+
+def servers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The pods of pipeline, dashboard, executor and topics, without the agent's."""
+    kinds = [*of_kind(objects, "StatefulSet"), *of_kind(objects, "Deployment"), *of_kind(objects, "Job")]
+    return [one["spec"]["template"]["spec"] for one in kinds]
+
+
+@pytest.mark.helm
+@CASES
+def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
+    done = helm("lint", "--strict", str(CHART), values=values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "kafka.bootstrapServers: wanted"),
+        ({"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_SSL"}}, "kafka.username: wanted"),
+        ({**LEAST, "executor": {"enabled": True}}, "executor.existingSecret: wanted"),
+        ({**LEAST, "podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
+        ({**LEAST, "pipeline": {"replicas": 2}}, "replicas"),
+    ],
+)
+def test_invalid_values_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+    done = helm("template", "a", str(CHART), values=values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+@pytest.mark.helm
+def test_the_api_stays_reachable_while_the_fleet_is_silent() -> None:
+    services = [s for s in of_kind(render(LEAST), "Service") if "pipeline" in s["metadata"]["name"]]
+    assert len(services) == 2
+    assert all(service["spec"]["publishNotReadyAddresses"] for service in services)
+    (pipeline,) = servers(render(LEAST))[0]["containers"]
+    assert "readinessProbe" not in pipeline
+    assert pipeline["livenessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+@pytest.mark.helm
+@CASES
+def test_no_pod_of_the_server_has_a_right_beyond_a_plain_process(values: dict[str, Any]) -> None:
+    for pod in servers(render(values)):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        is_executor = pod["containers"][0]["name"] == "executor"
+        assert pod["automountServiceAccountToken"] is is_executor
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["args"][0] in COMMANDS
+            assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.helm
+@CASES
+def test_every_variable_of_the_chart_is_a_key_of_the_configuration(values: dict[str, Any]) -> None:
+    for pod in servers(render(values)):
+        environ = {one["name"]: one["value"] for one in pod["containers"][0].get("env", [])}
+        load_config(None, {name: value for name, value in environ.items() if name.startswith("FLEETPULSE__")})
+
+
+@pytest.mark.helm
+def test_only_dashboard_executor_and_monitoring_reach_the_api() -> None:
+    objects = render(ALL_ON)
+    policy = next(p for p in of_kind(objects, "NetworkPolicy") if p["metadata"]["name"].endswith("pipeline"))
+    labels = [s["spec"]["template"]["metadata"]["labels"] for s in of_kind(objects, "StatefulSet")]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels[0].items()
+    (rule,) = policy["spec"]["ingress"]
+    pods = [one["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for one in rule["from"] if "podSelector" in one]
+    assert pods == ["fleetpulse-dashboard", "fleetpulse-executor"]
+    (space,) = [one["namespaceSelector"] for one in rule["from"] if "namespaceSelector" in one]
+    assert space["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+@pytest.mark.helm
+def test_prometheus_gets_one_token_alone() -> None:
+    objects = render({**LEAST, "serviceMonitor": {"enabled": True}})
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    (secret,) = [s for s in of_kind(objects, "Secret") if s["metadata"]["name"].endswith("tokens")]
+    assert endpoint["authorization"]["credentials"] == {"name": secret["metadata"]["name"], "key": "operator"}
+    assert f"operator:{secret['stringData']['operator']}" in secret["stringData"]["tokens"].split("\n")
+    services = of_kind(objects, "Service")
+    chosen = monitor["spec"]["selector"]["matchLabels"].items()
+    assert [s["spec"].get("clusterIP") for s in services if chosen <= s["metadata"]["labels"].items()] == [None]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if lacking := missing():
+        do_without("kubernetes", lacking)
+    try:
+        with Cluster(tmp_path_factory.mktemp("kubernetes")) as found:
+            found.kubectl("create", "namespace", "fleetpulse")
+            yield found
+    except ClusterError as error:
+        do_without("kubernetes", str(error))
+
+
+@pytest.mark.kubernetes
+@pytest.mark.helm
+@CASES
+def test_a_real_apiserver_accepts_all_objects(cluster: Cluster, values: dict[str, Any]) -> None:
+    objects = render(values)
+    words = ("apply", "--dry-run=server", "--validate=strict", "-n", "fleetpulse", "-o", "name", "-f", "-")
+    made = cluster.kubectl(*words, given="\n---\n".join(map(json.dumps, objects))).split()
+    assert len(made) == len(objects) > 12
+
+
+@pytest.mark.kubernetes
+@pytest.mark.helm
+def test_an_upgrade_keeps_the_tokens_and_an_uninstall_leaves_only_them_and_the_volume(cluster: Cluster) -> None:
+    reach = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", "fleetpulse", "--no-hooks")
+
+    def tokens() -> str:
+        return cluster.kubectl("get", "secret", "site-fleetpulse-tokens", "-n", "fleetpulse", "-o", "jsonpath={.data}")
+
+    done = helm("install", "site", str(CHART), *reach, values=LEAST)
+    assert done.returncode == 0, done.stderr
+    before = tokens()
+    done = helm("upgrade", "site", str(CHART), *reach, values={**ALL_ON, "pipeline": {}})
+    assert done.returncode == 0, done.stderr
+    assert tokens() == before
+    done = helm("uninstall", "site", *reach)
+    assert done.returncode == 0, done.stderr
+    assert tokens() == before
+    kinds = "statefulsets,daemonsets,deployments,services,ingresses,networkpolicies,poddisruptionbudgets,configmaps"
+    instance = "app.kubernetes.io/instance=site"
+
+    def left() -> str:
+        return cluster.kubectl("get", kinds, "-n", "fleetpulse", "-l", instance, "-o", "name").strip()
+
+    cluster.wait("the end of all", lambda: left() == "")
