@@ -253,6 +253,9 @@ class ReadOnly:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(name)
 
+    def record_refusal(self, user: Any, action: str, reason: str) -> None:
+        """Nothing is refused: the client is this machine."""
+
     def cursor(self) -> Any:
         return self.database.cursor()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,13 +125,8 @@ def _read(
         "state": ("v", "arg_max(x, time)"),
         "gauge": ("v", "sum(x * n) / sum(n)" if step else "avg(x)"),
     }[signal.kind]
-    if not others and signal.kind != "counter":
-        return cursor.execute(
-            f"""SELECT (epoch_us(time) - {span.start}) // {span.width} AS bucket, ({per_bucket})::DOUBLE,
-                       NULL, NULL, NULL
-                FROM (SELECT time, n, v AS x FROM ({select_values(cursor, signal, step, span, [entity])}))
-                WHERE x IS NOT NULL GROUP BY bucket"""
-        ).fetchall()
+    if not others and signal.kind == "gauge":
+        return _read_means(cursor, signal, entity, span, step)
     return cursor.execute(
         f"""
         WITH raw AS ({select_values(cursor, signal, step, span, [entity, *others])}),
@@ -148,6 +143,20 @@ def _read(
             "entity": entity,
         },
     ).fetchall()
+
+
+def _read_means(
+    cursor: duckdb.DuckDBPyConnection, signal: Signal, entity: str, span: Span, step: int
+) -> list[tuple[Any, ...]]:
+    """Returns the rows of `_read` for one gauge without peers. Summed here: planning a GROUP BY takes 3 ms of CPU."""
+    rows = select_values(cursor, signal, step, span, [entity])
+    found = cursor.execute(f"SELECT epoch_us(time) AS time, v::DOUBLE AS v, n FROM ({rows}) WHERE v IS NOT NULL")
+    columns = {name: np.asarray(values) for name, values in found.fetchnumpy().items()}
+    bucket = (columns["time"] - span.start) // span.width
+    number = np.bincount(bucket, columns["n"])
+    some = np.flatnonzero(number)
+    means = np.bincount(bucket, columns["v"] * columns["n"])[some] / number[some]
+    return [(i, mean, None, None, None) for i, mean in zip(some.tolist(), means.tolist(), strict=True)]
 
 
 def rate_sql(signal: Signal) -> str:
@@ -183,32 +192,85 @@ def select_values(
     cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span, entities: Sequence[str]
 ) -> str:
     """Returns SQL for time, entity, value v, number of values n and generation `life` of some devices."""
-    column, life = signal.column, f"{signal.device_class}.generation"
-    life = CATALOGUE[life].column if life in CATALOGUE else ""
-    time = f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
-    listed = ", ".join("'" + e.replace("'", "''") + "'" for e in entities)
     if not step:
-        names = dict.fromkeys([column, *([life] if life else [])])
-        value = f'CASE WHEN isfinite("{column}") THEN "{column}" END' if signal.type.startswith("f") else f'"{column}"'
-        layout = schema.read_layout(cursor, signal.device_class)
-        rows = schema.select_hot(cursor, signal.device_class, layout, list(names), time, entities)
-        files = history_files.list_files(cursor, signal.device_class, 0, span.start, span.end)
-        folder = history_files.folder_of(cursor) if files else None
-        if folder is not None:
-            types = layout[f"hot_{signal.device_class}"]
-            wanted = {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **{c: types[c] for c in names}}
-            sealed = history_files.select_files(folder, files, wanted)
-            rows += f" UNION ALL SELECT * FROM ({sealed}) WHERE {time} AND entity IN ({listed})"
-        return f"SELECT time, entity, {value} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
-    value = f"{column}_mean" if signal.kind == "gauge" else f"{column}_last"
-    names = dict.fromkeys(["time", "entity", value, f"{column}_count", *([f"{life}_last"] if life else [])])
+        return _select_rows(cursor, signal, span, entities)
+    if signal.kind == "gauge":
+        return _select_means(cursor, signal, step, span, entities)
+    column, life = signal.column, _generation_of(signal)
+    names = dict.fromkeys(["time", "entity", f"{column}_last", f"{column}_count", *([f"{life}_last"] if life else [])])
     view = f"rollup_{step}_{signal.device_class}"
     rows = rollups.select_view(cursor, view, names, span.start, span.end)
     newest = f'"{life}_last"' if life else "NULL"
     return (
-        f'SELECT time, entity, "{value}" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows}) '
-        f"WHERE {time} AND entity IN ({listed})"
+        f'SELECT time, entity, "{column}_last" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows}) '
+        f"WHERE {_within(span)} AND entity IN ({_listed(entities)})"
     )
+
+
+def _select_rows(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span, entities: Sequence[str]) -> str:
+    """Returns the SQL of select_values for rows, hot and sealed."""
+    life = _generation_of(signal)
+    names = dict.fromkeys([signal.column, *([life] if life else [])])
+    layout = schema.read_layout(cursor, signal.device_class)
+    rows = schema.select_hot(cursor, signal.device_class, layout, list(names), _within(span), entities)
+    types = layout[f"hot_{signal.device_class}"]
+    rows += _select_sealed(cursor, signal, 0, span, entities, {c: types[c] for c in names})
+    return f"SELECT time, entity, {_finite(signal)} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
+
+
+def _select_means(
+    cursor: duckdb.DuckDBPyConnection, signal: Signal, step: int, span: Span, entities: Sequence[str]
+) -> str:
+    """Returns the SQL of select_values for a gauge: means of intervals from files, and hot rows as they are.
+
+    A mean over both is weighted by n, so hot rows need no rollup first, which was five sixths of the CPU.
+    """
+    layout = schema.read_layout(cursor, signal.device_class)
+    hot = schema.select_hot(cursor, signal.device_class, layout, [signal.column], _within(span), entities)
+    mean, count = f"{signal.column}_mean", f"{signal.column}_count"
+    kind = rollups.mean_type(layout[f"hot_{signal.device_class}"][signal.column])
+    sealed = _select_sealed(cursor, signal, step, span, entities, {mean: kind, count: "INTEGER"})
+    return (
+        f"SELECT time, entity, v, n, NULL AS life FROM "
+        f"(SELECT time, entity, {_finite(signal)} AS v, 1 AS n FROM ({hot}){sealed})"
+    )
+
+
+def _select_sealed(
+    cursor: duckdb.DuckDBPyConnection,
+    signal: Signal,
+    step: int,
+    span: Span,
+    entities: Sequence[str],
+    types: Mapping[str, str],
+) -> str:
+    """Returns SQL that adds time, entity and columns (name -> SQL type) of sealed files; "" without files."""
+    files = history_files.list_files(cursor, signal.device_class, step, span.start, span.end)
+    folder = history_files.folder_of(cursor) if files else None
+    if folder is None:
+        return ""
+    sealed = history_files.select_files(folder, files, {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **types})
+    return f" UNION ALL SELECT * FROM ({sealed}) WHERE {_within(span)} AND entity IN ({_listed(entities)})"
+
+
+def _generation_of(signal: Signal) -> str:
+    """Returns the column that counts the lives of the signal's device; "" if none does."""
+    generation = CATALOGUE.get(f"{signal.device_class}.generation")
+    return generation.column if generation is not None else ""
+
+
+def _finite(signal: Signal) -> str:
+    """Returns SQL for the column of the signal, NULL where it is no number."""
+    column = f'"{signal.column}"'
+    return f"CASE WHEN isfinite({column}) THEN {column} END" if signal.type.startswith("f") else column
+
+
+def _within(span: Span) -> str:
+    return f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
+
+
+def _listed(entities: Sequence[str]) -> str:
+    return ", ".join("'" + e.replace("'", "''") + "'" for e in entities)
 
 
 def _list_times(span: Span, count: int) -> list[str]:

@@ -80,7 +80,7 @@ def _quoted(name: str) -> str:
 
 def _parts(device_class: str, name: str, kind: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """(column of the rollup, (signal, SQL type)) of one signal."""
-    value, mean = SIGNED.get(kind, kind), _mean_type(SIGNED.get(kind, kind))
+    value, mean = SIGNED.get(kind, kind), mean_type(SIGNED.get(kind, kind))
     parts = {"min": value, "max": value, "mean": mean, "count": "INTEGER"}
     parts |= {"last": value} if (device_class, name) in _WITH_LAST else {}
     for part, sql in parts.items():
@@ -135,7 +135,7 @@ def find_signals(columns: Iterable[str]) -> list[str]:
 def summarize_signal(name: str, kind: str, with_last: bool) -> str:
     """SQL expressions for one signal of rows. kind: its SQL type."""
     value = f'CASE WHEN isfinite("{name}") THEN "{name}" END' if kind in ("FLOAT", "DOUBLE") else f'"{name}"'
-    mean = _mean_type(kind)
+    mean = mean_type(kind)
     last = f', nullif(arg_max({value}, "time"), max({value})) AS "{name}_last"' if with_last else ""
     return (
         f'min({value}) AS "{name}_min", max({value}) AS "{name}_max", avg({value})::{mean} AS "{name}_mean", '
@@ -148,7 +148,7 @@ def _last(name: str) -> str:
     return f'coalesce("{name}_last", "{name}_max")'
 
 
-def _mean_type(kind: str) -> str:
+def mean_type(kind: str) -> str:
     return "DOUBLE" if kind in _EXACT else "FLOAT"
 
 
@@ -191,7 +191,7 @@ def roll_up_sorted(
                 out |= _merge_sorted(table, name, starts, f"{name}_last" in columns)
             else:
                 with_last = (device_class, name) in _WITH_LAST
-                out |= _summarize_sorted(table[name], name, starts, with_last, _mean_type(columns[name]))
+                out |= _summarize_sorted(table[name], name, starts, with_last, mean_type(columns[name]))
         return pa.record_batch(out)
 
     batches = _split_intervals(rows, step, summarize)
