@@ -30,6 +30,8 @@ class Facts:
     recovery: what NVIDIA's driver or DCGM recommends, by target.   held: act in force, by target.
     checks: checks that ran on a target after it was held, by target.   breaker: why automation is stopped; "" if not.
     checkpoints: jobs that wrote a checkpoint since the act was approved.
+    relapses: targets that were held again within the burn-in after an earlier release, with that release.
+    deep_checks: targets that passed a diagnostic of level 3 or above after the hold.
     """
 
     racks: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +49,8 @@ class Facts:
     checks: Mapping[str, str] = field(default_factory=dict)
     breaker: str = ""
     checkpoints: frozenset[str] = frozenset()
+    relapses: Mapping[str, str] = field(default_factory=dict)
+    deep_checks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def evaluate_guards(question: Question) -> tuple[GuardResult, ...]:
     if question.act.verb in ("release", "evict"):
         chosen.append(_owner)
     if question.act.verb == "release":
-        chosen.append(_checked)
+        chosen += (_checked, _relapse)
     if question.act.verb in ("reset", "reboot", "release"):
         chosen.append(_recovery_action)
     if question.facts.automatic:
@@ -235,6 +239,13 @@ def _checked(q: Question) -> GuardResult:
     missing = [name for name in q.names if not q.facts.checks.get(name)]
     now = f"no check of {_some(missing)}" if missing else _some(f"{n}: {q.facts.checks[n]}" for n in q.names)
     return GuardResult("checked_after", now, "a named check that ran after the hold", not missing, True)
+
+
+def _relapse(q: Question) -> GuardResult:
+    """A node that failed in its burn-in comes back only after a long diagnostic, or by two people."""
+    back = [f"{n}: {q.facts.relapses[n]}" for n in q.names if n in q.facts.relapses and n not in q.facts.deep_checks]
+    limit = "no failure in the burn-in, or a diagnostic of level 3 since the hold"
+    return GuardResult("burn_in", _some(back) or "not failed in a burn-in", limit, not back, True)
 
 
 _STRENGTH = ("none", "reset GPU", "reset bus", "drain peer-to-peer", "drain and reset GPU", "recover IMEX domain")

@@ -120,6 +120,17 @@ def count_proposed(cursor: duckdb.DuckDBPyConnection, who: str, since: int) -> i
     return int(found[0]) if found else 0
 
 
+def list_released(cursor: duckdb.DuckDBPyConnection, since: int) -> list[str]:
+    """Returns the nodes that were released here since a time."""
+    rows = cursor.execute(
+        """SELECT DISTINCT unnest(a.targets) FROM acts a JOIN act_history h ON h.act = a.id
+           WHERE a.verb = 'release' AND h.state = 'executed' AND a.document ->> '$.mode' = 'on'
+             AND h.time >= make_timestamptz($1::BIGINT)""",
+        [since],
+    ).fetchall()
+    return [str(node) for (node,) in rows]
+
+
 # --- the circuit breaker ------------------------------------------------------------------------------
 
 

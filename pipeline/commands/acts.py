@@ -40,7 +40,11 @@ def run_acts(
         query = urlencode({"open": "false" if given.all else "true"})
         return [flatten(act) for act in _get(config, f"/acts?{query}")["acts"]], LIST
     if given.verb == "plan":
-        return _show_plan(_propose(config, given, pause), given)
+        made = _propose(config, given, pause)
+        if made["state"] == "refused":
+            print_message("\n".join(describe_plan(made)))
+            raise Refused(f"act {made['id']}: refused: {made['result'].get('reason', '')}")
+        return _show_plan(made, given)
     if given.verb == "cancel":
         made = _post(config, f"/acts/{quote(given.id, safe='')}/cancel", {"comment": given.comment})
         return [flatten(made)], LIST
@@ -126,6 +130,8 @@ def _follow(config: Config, given: argparse.Namespace, pause: Callable[[float], 
             break
         pause(1.0)
         act = _get(config, f"/acts/{quote(given.id, safe='')}")
+    if act["state"] == "refused":
+        raise Refused(f"act {given.id}: refused: {act['result'].get('reason', '')}")
     if act["state"] in OVER and act["state"] != "verified":
         raise ActError(f"act {given.id}: {act['state'].replace('_', ' ')}: {act['result'].get('reason', '')}")
     return act["history"], STEPS

@@ -46,7 +46,8 @@ class ActPolicy:
     """[[acts.policies]]: proposes an act for each new incident that matches; with `approve` it also approves it.
 
     detector: name, or *.   scope: an entity and all below it.   per_hour: acts that it may propose in an hour.
-    approve: only with a scope other than *: without one it proposes, and people approve.
+    approve: only with a scope other than *: without one it proposes, and people approve.   burn_in_confidence: enough
+    for nodes in their burn-in, if it is less than min_confidence.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ActPolicy:
     detector: str = "*"
     scope: str = field(default="*", metadata=_SCOPE)
     min_confidence: float = field(default=0.9, metadata=_CONFIDENCE)
+    burn_in_confidence: float = field(default=0.5, metadata=_CONFIDENCE)
     approve: bool = False
     per_hour: int = field(default=1, metadata=_COUNT)
 

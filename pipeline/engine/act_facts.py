@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import duckdb
+
 from pipeline.acts import ledger
 from pipeline.acts.act import POLICY, Act
 from pipeline.acts.guards import Facts
@@ -52,6 +54,8 @@ class FactSource:
             ours = {name: held[name] for name in names if name in held}
             done = [a for a in ledger.load_acts(connection) if a.verb == "diagnose"] if ours else []
             checks = {name: self._find_check(name, hold, done) for name, hold in ours.items()}
+            deep = frozenset(name for name, hold in ours.items() if is_deeply_checked(name, hold, done))
+            relapses = find_relapses(connection, ours, self._config.burn_in_days) if act.verb == "release" else {}
             rows = connection.execute(_CHECKPOINTS, [act.updated]).fetchall() if act.when == "after_checkpoint" else []
             breaker = ledger.read_breaker(connection)
         busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
@@ -71,6 +75,8 @@ class FactSource:
             checks={name: check for name, check in checks.items() if check},
             breaker=breaker,
             checkpoints=frozenset(job for (job,) in rows),
+            relapses=relapses,
+            deep_checks=deep,
         )
 
     def _describe_incident(self, id_: str) -> tuple[str, str, frozenset[str]]:
@@ -107,3 +113,35 @@ class FactSource:
 def is_at_work(act: Act) -> bool:
     """Returns whether an act has been approved and is not over: no other act begins on its nodes meanwhile."""
     return act.is_open and act.state not in ("proposed", "planned", "awaiting_approval")
+
+
+DEEP = 3
+"""Least level of a diagnostic that counts after a relapse. Source: `dcgmi diag -r 3` is the first to stress GPUs."""
+
+
+def is_deeply_checked(name: str, hold: Act, diagnostics: Sequence[Act]) -> bool:
+    """Returns whether a diagnostic of at least level DEEP passed on a node after it was held."""
+    return any(
+        act.state == "verified"
+        and f"node:{name}" in act.targets
+        and act.created >= hold.created
+        and act.params.get("level", "1").isdecimal()
+        and int(act.params.get("level", "1")) >= DEEP
+        for act in diagnostics
+    )
+
+
+def find_relapses(connection: duckdb.DuckDBPyConnection, held: Mapping[str, Act], days: float) -> dict[str, str]:
+    """Returns the nodes whose present hold began within their burn-in, with the release before it."""
+    found = {}
+    for name, hold in held.items():
+        row = connection.execute(
+            """SELECT a.id, epoch_us(max(h.time)) FROM acts a JOIN act_history h ON h.act = a.id
+               WHERE a.verb = 'release' AND h.state = 'executed' AND a.document ->> '$.mode' = 'on'
+                 AND list_contains(a.targets, $1) AND h.time < make_timestamptz($2::BIGINT)
+                 AND h.time >= make_timestamptz($3::BIGINT) GROUP BY a.id ORDER BY 2 DESC LIMIT 1""",
+            [f"node:{name}", hold.created, hold.created - round(days * 86_400 * SECOND)],
+        ).fetchone()
+        if row is not None:
+            found[name] = f"released by {row[0]} {(hold.created - row[1]) / 86_400 / SECOND:.1f} days before this hold"
+    return found

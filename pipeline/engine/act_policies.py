@@ -45,12 +45,13 @@ class PolicyProposer:
         self._done = {key: seen for key, seen in self._done.items() if now - seen < 2 * FRESH}
         with engine.lock:
             fresh = [i for i in engine.life.shown.values() if is_due(i, now)]
+            burn_in = read_burn_ins(self._board, now)
             wanted = [
                 (policy, incident, targets)
                 for incident in sorted(fresh, key=lambda i: (i.opened, i.id))
                 for policy in policies
                 if (policy.name, incident.id) not in self._done
-                and (targets := find_targets(policy, incident, engine.topology))
+                and (targets := find_targets(policy, incident, engine.topology, burn_in))
             ]
         return [made for each in wanted if (made := self._propose(*each, now)) is not None]
 
@@ -79,18 +80,30 @@ def is_due(incident: Incident, now: int) -> bool:
     return new and incident.state == "open" and not incident.simulated and not incident.is_held_back
 
 
-def find_targets(policy: ActPolicy, incident: Incident, topology: Topology) -> tuple[str, ...]:
+def read_burn_ins(board: Board, now: int) -> frozenset[str]:
+    """Returns the nodes (`node:NAME`) that were released within [acts] burn_in_days."""
+    return frozenset(board.read(ledger.list_released, now - round(board.config.burn_in_days * 24 * HOUR)))
+
+
+def find_targets(
+    policy: ActPolicy, incident: Incident, topology: Topology, burn_in: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
     """Returns the nodes for which a policy proposes an act; empty if it does not match.
 
     All nodes must be in its scope. Of a cause that is a group, such as a rack, the act names all nodes, as the guards
-    demand; a cause with more than MAX_TARGETS nodes, or on no node, gets none.
+    demand; a cause with more than MAX_TARGETS nodes, or on no node, gets none. burn_in: nodes for which
+    burn_in_confidence is enough.
     """
-    if policy.detector not in ("*", incident.detector) or (incident.confidence or 0.0) < policy.min_confidence:
+    if policy.detector not in ("*", incident.detector):
         return ()
     if kind_of(incident.cause) in SINGLE:
         above = topology.ancestor_of_kind(incident.cause, "node")
         nodes = {incident.cause} if kind_of(incident.cause) == "node" else {above} - {None}
     else:
         nodes = {e for e in topology.descendants(incident.cause) if kind_of(e) == "node"}
+    fresh = bool(nodes) and all(node in burn_in for node in nodes)
+    least = min(policy.min_confidence, policy.burn_in_confidence) if fresh else policy.min_confidence
+    if (incident.confidence or 0.0) < least:
+        return ()
     inside = all(policy.scope in ("*", node, *topology.ancestors(str(node))) for node in nodes)
     return tuple(sorted(map(str, nodes))) if inside and len(nodes) <= MAX_TARGETS else ()

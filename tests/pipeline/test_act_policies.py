@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.acts.act import Plan
+from pipeline.acts import ledger
+from pipeline.acts.act import Act, Plan, Verb
 from pipeline.acts.board import Board
 from pipeline.config.acts import ActPolicy, Acts
-from pipeline.engine.act_facts import FactSource
-from pipeline.engine.act_policies import FRESH, PolicyProposer, find_targets, is_due
+from pipeline.engine.act_facts import FactSource, find_relapses, is_deeply_checked
+from pipeline.engine.act_policies import FRESH, PolicyProposer, find_targets, is_due, read_burn_ins
 from pipeline.model.records import SECOND, Caller, Incident
 from tests.pipeline.acts_world import ON, ROOT
 from tests.pipeline.living import PARENTS, LivingSite
@@ -148,3 +149,32 @@ def test_a_person_named_like_a_policy_and_a_policy_for_everywhere_approve_nothin
     assert made.board.plan(by_name["policy:hot"].id, plan).state == "approved"
     forged = made.board.propose("hold", ["node:n2"], Caller("policy:hot", "operator", "10.0.0.1"), "x", is_person=True)
     assert made.board.plan(forged.id, plan).state == "awaiting_approval"
+
+
+def test_in_the_burn_in_less_confidence_is_enough(living: LivingSite) -> None:
+    weak = _incident(confidence=0.6)
+    policy = replace(HOT, min_confidence=0.9, burn_in_confidence=0.5)
+    assert find_targets(policy, weak, living.topology) == ()
+    assert find_targets(policy, weak, living.topology, frozenset({"node:n1"})) == ("node:n1",)
+    assert find_targets(policy, _incident(confidence=0.4), living.topology, frozenset({"node:n1"})) == ()
+
+
+def test_a_node_that_was_held_again_in_its_burn_in_is_a_relapse(path: Path) -> None:
+    made = Policies(path)
+    connection = made.site.database.connection
+    steps: tuple[tuple[Verb, int], ...] = (("hold", 9), ("release", 3), ("hold", 1))
+    for number, (verb, days) in enumerate(steps):
+        at = made.site.now - days * 86_400 * SECOND
+        act = Act(f"ACT-{number}", verb, ("node:n1",), "alice", "x", at, at, "on", state="verified", updated=at)
+        with made.site.database.transaction() as c:
+            ledger.save_act(c, replace(act, state="executed"), "executor", "", [], at)
+            ledger.save_act(c, act, "executor", "", [], at)
+    hold = made.board.find("ACT-2")
+    assert find_relapses(connection, {"n1": hold}, 7.0) == {"n1": "released by ACT-1 2.0 days before this hold"}
+    assert find_relapses(connection, {"n1": hold}, 1.0) == {}
+    assert find_relapses(connection, {"n2": hold}, 7.0) == {}
+    assert read_burn_ins(made.board, made.site.now) == {"node:n1"}
+    deep = replace(hold, verb="diagnose", params={"level": "3"}, created=hold.created + 1)
+    assert is_deeply_checked("n1", hold, [deep])
+    assert not is_deeply_checked("n1", hold, [replace(deep, params={"level": "2"})])
+    assert not is_deeply_checked("n1", hold, [replace(deep, created=hold.created - 1)])

@@ -312,6 +312,21 @@ def test_a_node_is_released_without_a_check_only_by_two_people(world: World) -> 
     assert ([guard.name for guard in act.plan.failing], act.plan.people) == (["checked_after"], 2)
 
 
+def test_a_node_that_failed_in_its_burn_in_comes_back_after_a_deep_diagnostic_or_by_two_people(world: World) -> None:
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    world.run(3)
+    world.facts["relapses"] = {"n03": "released by ACT-0 2.0 days before this hold"}
+    refused = world.propose("release", "n03")
+    assert refused.plan is not None
+    assert [guard.name for guard in refused.plan.failing] == ["burn_in"]
+    assert refused.plan.people == 2
+    world.facts["deep_checks"] = frozenset({"n03"})
+    again = world.propose("release", "n03")
+    assert again.plan is not None
+    assert (again.plan.failing, again.plan.people) == ((), 1)
+
+
 def test_a_fault_of_a_rack_needs_one_plan_for_all_its_nodes(world: World) -> None:
     world.facts |= {"cause": "rack:r0", "cause_nodes": frozenset({"n00", "n01"})}
     assert "group_plan" in failing(world, "n00")
