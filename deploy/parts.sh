@@ -8,6 +8,7 @@
 #   kafka      Java 17 or newer, Maven and openssl, then the jars of a real Apache Kafka
 #   kerberos   a KDC (MIT krb5), and the Python package gssapi, built for this Python
 #   slurm      slurmctld, slurmd and munge
+#   slurmrestd Slurm 24.11 of Debian 13 in a folder of its own, whose slurmrestd can change nodes: 190 MB
 #   kubernetes a real control plane and kwok, built from Go modules
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
@@ -145,6 +146,18 @@ part_lldp() {
 
 have_slurm() { have_command slurmctld && have_command slurmd && have_command munged && have srun; }
 
+part_slurmrestd() { # kept in a cache folder; Slurm of Debian 12 is too old, and both cannot be installed together
+    local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/slurm/trixie"
+    if [ ! -x "$at/usr/sbin/slurmrestd" ]; then
+        have mmdebstrap || get mmdebstrap mmdebstrap
+        rm -rf "$at"
+        mkdir -p "$(dirname "$at")"
+        mmdebstrap --mode=root --variant=apt --aptopt='APT::Install-Recommends "false"' --dpkgopt=force-unsafe-io \
+            --include=slurmctld,slurmd,slurmrestd,slurm-client,slurm-wlm-basic-plugins,slurm-wlm-jwt-plugin,munge trixie "$at"
+    fi
+    echo "parts: slurmrestd is there"
+}
+
 part_slurm() {
     have_slurm || get Slurm slurmctld slurmd slurm-client munge
     echo "parts: Slurm and munge are there"
@@ -236,6 +249,7 @@ part_node_exporter
 part_kafka
 part_kerberos
 part_slurm
+part_slurmrestd
 part_kubernetes
 part_helm
 part_dist

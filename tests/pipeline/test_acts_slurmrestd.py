@@ -1,0 +1,126 @@
+"""Acts at a real slurmrestd 24.11: hold, refusal, release, a person's undo, a wrong token, an unknown node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.acts.act import Act
+from pipeline.acts.adapters.slurmrestd import Slurmrestd
+from pipeline.acts.executor import Executor
+from pipeline.acts.guards import Facts
+from pipeline.config.acts import ActLimits, SlurmAccess
+from pipeline.model.errors import Unreachable
+from pipeline.store.database import Database
+from tests import slurm_rest
+from tests.parts import do_without
+from tests.pipeline.acts_world import ON, World
+from tests.until import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+LOOSE = ActLimits(rack_nodes=8, fleet_share=0.5, ceiling_share=0.75)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[slurm_rest.RestCluster]:
+    if reason := slurm_rest.missing():
+        do_without("slurmrestd", reason)
+    with slurm_rest.RestCluster() as made:
+        yield made
+
+
+class Site(World):
+    """A board whose executor works at the real slurmrestd."""
+
+    def __init__(self, cluster: slurm_rest.RestCluster, database: Database, token: Path) -> None:
+        self.rest = Slurmrestd(replace(ON, slurm=SlurmAccess(url=cluster.url, user="root", token_file=token)))
+        super().__init__(database, replace(ON, limits=LOOSE))
+
+    def start_executor(self) -> Executor:
+        return Executor(self.board, self.config, self.rest, lambda verb: self.rest, lambda: self.now)
+
+    def collect(self, act: Act) -> Facts:
+        held = {target.partition(":")[2]: other.id for other in self.board.list_acts() for target in other.held}
+        return Facts(held=held, checks=dict.fromkeys(held, "diagnose 3 passed"))
+
+    def settle(self, act: Act, state: str) -> None:
+        """Lets the executor work until the act has a state."""
+        until(lambda: self.run() is None and self.state(act) == state, 60)
+
+
+@pytest.fixture
+def site(cluster: slurm_rest.RestCluster, tmp_path: Path) -> Iterator[Site]:
+    for node in ("gpu001", "gpu002"):
+        if "drain" in cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T"):
+            cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    token = tmp_path / "token"
+    token.write_text(cluster.token())
+    with closing(Database(tmp_path / "store.duckdb")) as database:
+        yield Site(cluster, database, token)
+
+
+def state_of(cluster: slurm_rest.RestCluster, node: str) -> str:
+    return cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T %E").strip()
+
+
+def test_a_hold_drains_and_a_release_gives_the_node_back(site: Site, cluster: slurm_rest.RestCluster) -> None:
+    act = site.propose("hold", "gpu001", incident="INC-1")
+    assert act.plan is not None
+    assert act.plan.commands[0].startswith(f"POST {cluster.url}/slurm/v0.0.40/node/gpu001 ")
+    site.approve(act)
+    site.settle(act, "verified")
+    assert state_of(cluster, "gpu001").startswith(f"drained {act.mark} INC-1")
+    back = site.propose("release", "gpu001")
+    site.approve(back)
+    site.settle(back, "verified")
+    until(lambda: state_of(cluster, "gpu001").startswith("idle"), 30)
+
+
+def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster: slurm_rest.RestCluster) -> None:
+    cluster.run("scontrol", "update", "NodeName=gpu002", "State=DRAIN", "Reason=ticket 4711")
+    act = site.propose("hold", "gpu002")
+    assert (act.state, act.result["reason"].partition(":")[0]) == ("refused", "in_service")
+    assert site.propose("release", "gpu002").state == "refused"
+    assert state_of(cluster, "gpu002") == "drained ticket 4711"
+
+
+def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_rest.RestCluster) -> None:
+    act = site.propose("hold", "gpu001")
+    site.approve(act)
+    site.settle(act, "verified")
+    cluster.run("scontrol", "update", "NodeName=gpu001", "State=RESUME")
+    site.settle(act, "cancelled")
+    until(lambda: state_of(cluster, "gpu001").startswith("idle"), 30)
+
+
+def test_a_running_job_is_named_and_goes_on(site: Site, cluster: slurm_rest.RestCluster) -> None:
+    job = cluster.run("sbatch", "--parsable", "-w", "gpu001", "--output=/dev/null", "--wrap=sleep 300").strip()
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
+    act = site.propose("hold", "gpu001")
+    assert act.plan is not None
+    assert [hit.job for hit in act.plan.jobs] == [job]
+    site.approve(act)
+    site.settle(act, "verified")
+    assert state_of(cluster, "gpu001").startswith("draining")
+    assert cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+    cluster.run("scancel", job)
+
+
+@pytest.mark.parametrize("text", ["SLURM_JWT=eyJhbGciOiJIUzI1NiJ9.e30.x", "nothing"])
+def test_a_wrong_token_is_no_statement_about_the_nodes(
+    site: Site, cluster: slurm_rest.RestCluster, tmp_path: Path, text: str
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text(text)
+    access = SlurmAccess(url=cluster.url, user="root", token_file=wrong)
+    with pytest.raises(Unreachable, match="is refused"):
+        Slurmrestd(replace(ON, slurm=access)).read_state(0)
+
+
+def test_an_unknown_node_is_refused_before_anything_is_sent(site: Site) -> None:
+    act = site.propose("hold", "gpu999")
+    assert (act.state, act.result["reason"].partition(":")[0]) == ("refused", "known_node")

@@ -1,0 +1,139 @@
+"""A real Slurm 24.11 with slurmrestd, from Debian 13 in a folder of its own (`make parts`), each daemon in a chroot.
+
+Slurm of Debian 12 is 22.05, whose slurmrestd cannot change nodes. Each daemon has a mount namespace of its own with
+/proc and /dev, so that no mount outlives it. Needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.daemons import Daemons, free_ports
+from tests.slurm_cluster import SlurmError
+
+ROOT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "slurm" / "trixie"
+READY_S, STOP_S = 60.0, 20.0
+"""Chosen: two nodes are idle after 4 s; with a busy machine ten times as long."""
+_ENTER = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$@"'
+CONF = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={at}/munge.socket
+CredType=cred/munge
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={at}/jwt.key
+StateSaveLocation={at}/state
+SlurmdSpoolDir={at}/spool-%n
+SlurmctldPidFile={at}/slurmctld.pid
+SlurmdPidFile={at}/slurmd-%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmdTimeout=60
+MessageTimeout=10
+NodeName=gpu001 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 CoresPerSocket=2 RealMemory=500
+NodeName=gpu002 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 CoresPerSocket=2 RealMemory=500
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str:
+    """Returns the missing part without which it cannot start; empty if nothing is missing."""
+    if os.geteuid() != 0:
+        return "Slurm's daemons need root"
+    return "" if (ROOT / "usr/sbin/slurmrestd").exists() else "no Slurm 24.11 here: run 'make parts'"
+
+
+class RestCluster:
+    """Two nodes, gpu001 and gpu002, and slurmrestd at `url`."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fleetpulse-slurm-", dir=ROOT / "tmp"))
+        self.folder.chmod(0o755)
+        self.at = f"/{self.folder.relative_to(ROOT)}"
+        self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
+        self._ports = free_ports(4)
+        self.url = f"http://127.0.0.1:{self._ports[3]}"
+
+    def __enter__(self) -> RestCluster:
+        try:
+            self._configure()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def run(self, *words: str) -> str:
+        """Returns the output of one of Slurm's commands. Raises SlurmError with its message."""
+        done = subprocess.run(self._words(words), capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise SlurmError(f"{words[0]}: status {done.returncode}: {done.stderr[-2000:]}{self._daemons.tails()}")
+        return done.stdout
+
+    def token(self, seconds: int = 600) -> str:
+        """Returns a line such as `scontrol token` prints."""
+        return self.run("scontrol", "token", "username=root", f"lifespan={seconds}")
+
+    def close(self) -> None:
+        """Stops the daemons and removes what they wrote."""
+        self._daemons.close(gently=set(self._daemons.running))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _words(self, words: tuple[str, ...], *options: str, **environment: str) -> list[str]:
+        named = [f"{name}={value}" for name, value in ({"SLURM_CONF": f"{self.at}/slurm.conf"} | environment).items()]
+        inside = [*options, str(ROOT), "env", *named, *words]
+        return ["unshare", "--mount", "sh", "-c", _ENTER.replace('"$0/', f'"{ROOT}/'), "chroot", *inside]
+
+    def _configure(self) -> None:
+        host = socket.gethostname().partition(".")[0]
+        hosts = ROOT / "etc/hosts"
+        if host not in (hosts.read_text() if hosts.exists() else ""):
+            with open(hosts, "a") as file:
+                file.write(f"127.0.0.1 localhost {host}\n")
+        for name in ("state", "spool-gpu001", "spool-gpu002"):
+            (self.folder / name).mkdir()
+        for name, size in (("munge.key", 128), ("jwt.key", 32)):
+            (self.folder / name).write_bytes(os.urandom(size))
+            (self.folder / name).chmod(0o600)
+        (self.folder / "slurm.conf").write_text(CONF.format(host=host, at=self.at, ports=self._ports))
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+
+    def _start(self) -> None:
+        at = self.at
+        files = [f"--{name}-file={at}/munged.{end}" for name, end in (("log", "log"), ("pid", "pid"), ("seed", "seed"))]
+        munge = ("munged", "--foreground", "--force", f"--socket={at}/munge.socket", f"--key-file={at}/munge.key")
+        self._spawn("munged", (*munge, *files))
+        self._daemons.wait("munge", lambda: (self.folder / "munge.socket").exists())
+        self._spawn("slurmctld", ("slurmctld", "-D", "-c"))
+        for node in ("gpu001", "gpu002"):
+            self._spawn(node, ("slurmd", "-D", "-N", node))
+        rest = ("slurmrestd", "-a", "rest_auth/jwt", "-s", "slurmctld", self.url.removeprefix("http://"))
+        self._spawn("slurmrestd", rest, "--userspec=65534:65534", SLURM_JWT="daemon")
+        self._daemons.wait("nodes", self._is_ready)
+
+    def _is_ready(self) -> bool:
+        words = self._words(("sinfo", "-h", "-t", "idle", "-o", "%D"))
+        done = subprocess.run(words, capture_output=True, text=True)
+        with socket.socket() as probe:
+            listens = probe.connect_ex(("127.0.0.1", self._ports[3])) == 0
+        return done.returncode == 0 and done.stdout.strip() == "2" and listens
+
+    def _spawn(self, name: str, words: tuple[str, ...], *options: str, **environment: str) -> None:
+        self._daemons.spawn(name, self._words(words, *options, **environment), dict(os.environ), f"{name}.log")
