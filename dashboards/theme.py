@@ -27,6 +27,7 @@ class Palette:
     critical_ink: str
     critical_line: str
     no_data: str
+    drained: str
     simulated: str
     ink: str
     muted: str
@@ -51,6 +52,7 @@ LIGHT = Palette(
     critical_ink="#1F0D00",
     critical_line="#1B1B1B",
     no_data="#7C8894",
+    drained="#56B4E9",
     simulated="#7A4FB5",
     ink="#17212B",
     muted="#5A6874",
@@ -75,6 +77,7 @@ DARK = Palette(
     critical_ink="#1F0D00",
     critical_line="#FFE3D1",
     no_data="#75838F",
+    drained="#2F7FB5",
     simulated="#B99AF0",
     ink="#E7EDF2",
     muted="#97A5B1",

@@ -7,31 +7,20 @@ a headless Chromium. What it shows is simulated, and says so.
 from __future__ import annotations
 
 import io
-import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
+from benchmarks.running_demo import read_json, running_demo
 from dashboards.pages import PAGES
 
-ROOT = Path(__file__).parent.parent
-IMAGES = ROOT / "docs" / "images"
+IMAGES = Path(__file__).parent / "images"
 READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-START_S = 900.0
-"""Time limit for the demo's 6 h of history (s). Chosen: it takes 1 min, on a busy machine ten."""
-INCIDENTS = 5
-"""Incidents that the demo's faults become."""
 SETTLE_MS = 1500
 """Wait for charts after the page is ready (ms). Chosen: fonts and the last animation."""
 COLOURS = 256
@@ -45,20 +34,8 @@ FIND_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 def main() -> int:
     """Starts the demo, makes the pictures, and stops it."""
-    api, dashboard = _free_port(), _free_port()
-    environ = os.environ | {
-        "FLEETPULSE__API__PORT": str(api),
-        "FLEETPULSE__DASHBOARD__PORT": str(dashboard),
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [sys.executable, str(ROOT / "fleetpulse.py"), "demo"]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
-        try:
-            _wait_for_incidents(demo, api, dashboard)
-            make_pictures(f"http://127.0.0.1:{dashboard}", f"http://127.0.0.1:{api}")
-        finally:
-            demo.terminate()
-            demo.wait(30)
+    with running_demo() as (dashboard, api):
+        make_pictures(dashboard, api)
     return 0
 
 
@@ -81,19 +58,19 @@ def make_pictures(dashboard: str, api: str) -> None:
 
 def find_examples(api: str) -> dict[str, str]:
     """Returns the query of the pages about one thing: a slow rank, its node and a job."""
-    incidents = _get(api, "/api/v1/incidents")["incidents"]
+    incidents = read_json(f"{api}/api/v1/incidents")["incidents"]
     pages = [i for i in incidents if i["severity"] == "page"]
     slow = [i for i in pages if i["detector"] == "straggler"]  # its evidence is a line beside its peers
     chosen = (slow or pages or incidents)[0]
     device = next((e for e in (chosen["cause"], *chosen["members"]) if e.startswith("gpu:")), "")
     node = f"node:{device.partition(':')[2].rpartition('.')[0]}" if device else "node:sim-n010"
     port = next((i["cause"] for i in pages if i["cause"].startswith("port:")), "")
-    jobs = [e["entity"] for e in _get(api, "/api/v1/entities?kind=job")["entities"]]
+    jobs = [e["entity"] for e in read_json(f"{api}/api/v1/entities?kind=job")["entities"]]
     return {
         "incident": f"id={chosen['id']}",
         "node": f"entity={node}",
         "link": f"entity={port}" if port else "",
-        "job": f"entity={jobs[0]}" if jobs else "",
+        "jobs": f"entity={jobs[0]}" if jobs else "",
         "explore": f"entity={device}&signal=gpu.temperature" if device else "",
     }
 
@@ -128,34 +105,6 @@ def _shoot(page: Page) -> bytes:
         return page.screenshot()
     except Error:
         return page.screenshot()
-
-
-def _wait_for_incidents(demo: subprocess.Popen[bytes], api: int, dashboard: int) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if demo.poll() is not None:
-            raise SystemExit(f"fleetpulse demo ended with {demo.returncode}")
-        try:
-            ready = len(_get(f"http://127.0.0.1:{api}", "/api/v1/incidents")["incidents"]) >= INCIDENTS
-            with urllib.request.urlopen(f"http://127.0.0.1:{dashboard}/_stcore/health", timeout=5):
-                pass
-        except OSError:
-            ready = False
-        if ready:
-            return
-        time.sleep(2)  # polls another process
-    raise SystemExit(f"fleetpulse demo has fewer than {INCIDENTS} incidents after {START_S:.0f} s")
-
-
-def _get(address: str, path: str) -> Any:
-    with urllib.request.urlopen(address + path, timeout=30) as answer:
-        return json.load(answer)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

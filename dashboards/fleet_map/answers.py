@@ -16,9 +16,9 @@ By = Literal["rack", "rail", "leaf", "loop", "job"]
 Colour = Literal["state", "temperature", "power", "ber", "step"]
 GROUPINGS: tuple[By, ...] = get_args(By)
 COLOURS: tuple[Colour, ...] = get_args(Colour)
-AFFECTED, SIMULATED = 8, 16
-"""Bits of a look: only affected by a fault elsewhere; simulated."""
-FILTERS = ("critical", "degraded", "watch", "affected", "no_data", "ok")
+AFFECTED, SIMULATED, DRAINED = 8, 16, 32
+"""Bits of a look: only affected by a fault elsewhere; simulated; drained, held by an act."""
+FILTERS = ("critical", "degraded", "watch", "affected", "drained", "no_data", "ok")
 """States of the map, worst first: as in input.js."""
 
 
@@ -26,7 +26,8 @@ FILTERS = ("critical", "degraded", "watch", "affected", "no_data", "ok")
 class FleetMap:
     """The map at one moment; arrays are base64 of one byte per cell. head: state of the pipeline, without nodes.
 
-    nodes: on this map.  fleet: in the whole fleet.  counts: nodes per state, and `affected`.
+    nodes: on this map.  fleet: in the whole fleet.  counts: nodes per state, `affected`, and `drained`, which have a
+    state too.
     """
 
     head: Fleet
@@ -97,7 +98,7 @@ def parse_map(table: Mapping[str, Any]) -> FleetMap:
         nodes=int(table["nodes"]),
         fleet=int(table["fleet"]),
         simulated=int(table["simulated"]),
-        counts={name: int(table["counts"].get(name, 0)) for name in (*NODE_STATES, "affected")},
+        counts={name: int(table["counts"].get(name, 0)) for name in (*NODE_STATES, "affected", "drained")},
         causes=tuple(map(str, require_list(table["causes"]))),
         looks=str(table["looks"]),
         ages=str(table["ages"]),

@@ -26,7 +26,7 @@ _map = st.components.v2.component(
     js="\n".join((_HERE / name).read_text() for name in _SCRIPTS),
 )
 _store = st.components.v2.component("fleetpulse.fleet_layout", js=(_HERE / "layout_store.js").read_text())
-FILTER_WORDS: Mapping[str, str] = {**NODE_STATE, "affected": "affected"}
+FILTER_WORDS: Mapping[str, str] = {**NODE_STATE, "affected": "affected", "drained": "drained"}
 
 
 @dataclass(frozen=True, slots=True)

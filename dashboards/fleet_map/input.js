@@ -1,10 +1,11 @@
 // What a person reads and does: tooltips, keys, mouse, selection.
 const NEVER = 255;
 const WORST_FIRST = [CRITICAL, 2, 1, NO_DATA, CRITICAL | AFFECTED, 2 | AFFECTED, 1 | AFFECTED];
-const FILTERS = ["critical", "degraded", "watch", "affected", "no_data", "ok"];
+const FILTERS = ["critical", "degraded", "watch", "affected", "drained", "no_data", "ok"];
 
 function matches(filter, look) {
   if (filter === "affected") return (look & AFFECTED) > 0;
+  if (filter === "drained") return (look & DRAINED) > 0;
   return !(look & AFFECTED) && ["ok", "watch", "degraded", "critical", "no_data"][look & 7] === filter;
 }
 
@@ -27,7 +28,8 @@ function ageText(age) {
 }
 
 function stateText(view, i) {
-  const look = view.fleet.looks[i], word = view.data.words[look & 7].toUpperCase();
+  const look = view.fleet.looks[i], drained = look & DRAINED ? ", DRAINED" : "";
+  const word = view.data.words[look & 7].toUpperCase() + drained;
   if (look & AFFECTED) return `AFFECTED (${word} fault elsewhere)`;
   return view.unknown ? `LAST KNOWN: ${word}` : word;
 }

@@ -1,8 +1,8 @@
 // How cells look. A look is colour and shape: cause = full cell (critical: outlined), affected = half a cell,
-// no data = hollow with a slash, simulated = cut corner.
-const OK = 0, CRITICAL = 3, NO_DATA = 4, AFFECTED = 8, SIMULATED = 16;
+// no data = hollow with a slash, drained = blue (if nothing is wrong) with two slashes, simulated = cut corner.
+const OK = 0, BLUE = 5, CRITICAL = 3, NO_DATA = 4, AFFECTED = 8, SIMULATED = 16, DRAINED = 32;
 const UNKNOWN = 255, TOP = 250;
-const STATE_VARIABLES = ["ok", "watch", "degraded", "critical", "no-data"];
+const STATE_VARIABLES = ["ok", "watch", "degraded", "critical", "no-data", "drained"];
 const FONT = "'Source Sans', 'Source Sans Pro', sans-serif";
 // cividis: Nunez, Anderton, Renslow (2018); equal for people with and without colour vision deficiency
 const CIVIDIS = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
@@ -17,7 +17,7 @@ function colours(element) {
   };
   const found = {
     state: STATE_VARIABLES.map(get),
-    text: [get("ok-ink"), get("watch-ink"), get("degraded-ink"), get("critical-ink"), get("muted")],
+    text: [get("ok-ink"), get("watch-ink"), get("degraded-ink"), get("critical-ink"), get("muted"), get("ink")],
     line: get("critical-line"), noData: get("no-data"), simulated: get("simulated"), ground: get("ground"),
     muted: get("muted"), ink: get("ink"), box: get("line"), accent: get("accent"), surface: get("surface"),
   };
@@ -116,7 +116,8 @@ function fillOf(view, i) {
   if (look === NO_DATA) return -1;
   if (view.fleet.levels) return view.fleet.levels[i] === UNKNOWN ? -1 : view.fleet.levels[i];
   if (view.unknown && look === OK) return -1; // while the state is unknown no cell is shown as healthy
-  return 256 + (view.fleet.looks[i] & AFFECTED ? OK : look);
+  const own = view.fleet.looks[i] & AFFECTED ? OK : look;
+  return 256 + (own === OK && view.fleet.looks[i] & DRAINED ? BLUE : own);
 }
 
 function paintFills(g, boxes, view) {
@@ -146,11 +147,12 @@ function paintMarks(g, box, k, view) {
   const { fleet, placed, colour } = view;
   const i = box.first + k, look = fleet.looks[i], state = look & 7, hollow = fillOf(view, i) < 0;
   const dimmed = view.state && !matches(view.state, look);
-  if (state === OK && !hollow && !dimmed && !(look & SIMULATED && placed.cellHeight >= 7) && placed.cellWidth < NAMED && !view.selected.has(i)) return;
+  if (state === OK && !hollow && !(look & DRAINED) && !dimmed && !(look & SIMULATED && placed.cellHeight >= 7) && placed.cellWidth < NAMED && !view.selected.has(i)) return;
   const { x, y } = cellAt(placed, box, k);
   const w = placed.cellWidth, h = placed.cellHeight, round = Math.min(4, h / 4);
   if (hollow && h >= 4) slash(g, x, y, w, h, round, colour);
   else if (look & AFFECTED && !fleet.levels) halve(g, x, y, w, h, round, colour.state[state]);
+  if (look & DRAINED && h >= 4) strike(g, x, y, w, h, colour.ink);
   if (look & SIMULATED && h >= 7) cutCorner(g, x, y, w, h, colour.simulated);
   if (state === CRITICAL && !(look & AFFECTED)) frame(g, x, y, w, h, h >= 9 ? round : 0, colour.line, h > 9 ? 2 : h > 3 ? 1.2 : 1);
   if (w >= NAMED) paintName(g, i, x, y, w, h, view);
@@ -173,6 +175,20 @@ function slash(g, x, y, w, h, round, colour) {
   g.moveTo(x + 1, y + h - 1);
   g.lineTo(x + w - 1, y + 1);
   g.stroke();
+}
+
+function strike(g, x, y, w, h, ink) {
+  const wide = Math.min(w, h * 2) / 2, middle = x + w / 2;
+  g.strokeStyle = ink;
+  g.globalAlpha = 0.55;
+  g.lineWidth = h >= 9 ? 1.5 : 1;
+  g.beginPath();
+  for (const shift of h >= 9 ? [-wide / 3, wide / 3] : [0]) {
+    g.moveTo(middle + shift - wide / 3, y + h - 1);
+    g.lineTo(middle + shift + wide / 3, y + 1);
+  }
+  g.stroke();
+  g.globalAlpha = 1;
 }
 
 function halve(g, x, y, w, h, round, fill) {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dashboards import routes
 from dashboards.answers import NODE_STATES, NodeState
-from dashboards.fleet_map.answers import AFFECTED, FILTERS, SIMULATED, FleetLayout, FleetMap
+from dashboards.fleet_map.answers import AFFECTED, DRAINED, FILTERS, SIMULATED, FleetLayout, FleetMap
 from dashboards.fleet_map.component import FILTER_WORDS
 from dashboards.links import Link, as_markup, entity_link, incident_link
 from pipeline.model.entity_names import entity_name
@@ -23,7 +23,9 @@ _STATE = 7  # bits of a look
 
 
 def filter_mask(looks: NDArray[np.uint8], state: str) -> NDArray[np.bool_]:
-    """Returns which cells are in a state of FILTERS; one that is only affected is in no other."""
+    """Returns which cells are in a state of FILTERS; one that is only affected is in no other, a drained one may be."""
+    if state == "drained":
+        return (looks & DRAINED) > 0
     only = (looks & AFFECTED) > 0
     if state == "affected":
         return only

@@ -156,9 +156,12 @@ def far_end_notice(detail: EntityDetail, peer: str) -> str:
     if peer:
         known.append(f"Named {entity_link(peer)}, but it sends no data.")
     if detail.kind == "nvlink":
-        fix = "NVSwitch and GPU at the far end report their side only through this GPU's counters."
+        fix = "The other end of an NVLink has no counters of its own: those of this GPU cover both directions."
     else:
-        fix = "A fabric agent (InfiniBand) or LLDP on the node names it; SNMP or gNMI is not read. See docs/fabric.md."
+        fix = (
+            "On InfiniBand, a fabric agent monitors it. On Ethernet, LLDP on the node names the switch port; its "
+            "counters are not read (no SNMP or gNMI). See docs/fabric.md."
+        )
     lead = "<b>Far end not monitored.</b> Errors and flaps here may have their cause there."
     return f'<div class="fp-notice" role="status">{lead} {" ".join(filter(None, known))} {escape(fix)}</div>'
 

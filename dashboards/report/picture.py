@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dashboards.answers import NODE_STATES
-from dashboards.fleet_map.answers import AFFECTED, SIMULATED, FleetLayout, FleetMap
+from dashboards.fleet_map.answers import AFFECTED, DRAINED, SIMULATED, FleetLayout, FleetMap
 from dashboards.theme import LIGHT, Palette
 from pipeline.model.entity_names import entity_name
 
@@ -136,7 +136,9 @@ def _draw_cell(
         pen.rectangle(edge, fill=palette.ok)
         pen.rectangle((x, y + tall - max(1, round(tall * 0.4)), x + wide - 1, y + tall - 1), fill=colour[state])
     else:
-        pen.rectangle(edge, fill=colour[state])
+        pen.rectangle(edge, fill=palette.drained if look & DRAINED and state == "ok" else colour[state])
+    if look & DRAINED and tall >= 5:
+        pen.line((x + wide // 3, y + tall - 1, x + 2 * wide // 3, y), fill=palette.ink)
     if look & SIMULATED and tall >= 7:
         cut = tall // 3
         pen.polygon([(x + wide - 1 - cut, y), (x + wide - 1, y), (x + wide - 1, y + cut)], fill=palette.simulated)
@@ -155,7 +157,8 @@ def _state_colours(palette: Palette) -> Mapping[str, str]:
 
 
 def _draw_legend(pen: ImageDraw.ImageDraw, y: int, palette: Palette) -> None:
-    shown = (("critical", 3), ("degraded", 2), ("watch", 1), ("affected", 3 | AFFECTED), ("no data", 4), ("ok", 0))
+    faults = (("critical", 3), ("degraded", 2), ("watch", 1), ("affected", 3 | AFFECTED))
+    shown = (*faults, ("drained", DRAINED), ("no data", 4), ("ok", 0))
     x = MARGIN
     for word, look in (*shown, ("simulated", SIMULATED)):
         _draw_cell(pen, (x, y, 20, 15), look, None, [], palette)

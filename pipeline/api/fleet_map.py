@@ -23,8 +23,8 @@ from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
 
 Colour = Literal["state", "temperature", "power", "ber", "step"]
-AFFECTED, SIMULATED = 8, 16
-"""Bits of a look beside the state in the lowest three: only affected by a fault elsewhere; simulated."""
+AFFECTED, SIMULATED, DRAINED = 8, 16, 32
+"""Bits of a look, above the state: only affected by a fault elsewhere; simulated; held by an act."""
 UNKNOWN = 255
 """Level of a cell without a value; the others are 0 to TOP."""
 TOP = 250
@@ -75,8 +75,10 @@ def find_roles(incidents: Sequence[Row], topology: Topology, senders: Mapping[st
     return NodeRoles(own, affected, {incident: severity for incident, severity, _, _ in incidents})
 
 
-def find_looks(index: FleetIndex, roles: NodeRoles, seen: NDArray[np.int64], now: int) -> NDArray[np.uint8]:
-    """Returns (nodes,) looks. seen: time of the newest row of each node, -1 without one.
+def find_looks(
+    index: FleetIndex, roles: NodeRoles, seen: NDArray[np.int64], drained: Iterable[str], now: int
+) -> NDArray[np.uint8]:
+    """Returns (nodes,) looks. seen: time of the newest row of each node, -1 without one.  drained: entities of nodes.
 
     No data comes before everything but a critical cause on the node itself; a cause comes before an affected node.
     """
@@ -87,14 +89,17 @@ def find_looks(index: FleetIndex, roles: NodeRoles, seen: NDArray[np.int64], now
             if (i := index.number.get(node)) is not None:
                 looks[i] = max(STATES.index(STATE_OF[roles.severity[incident]]) for incident in ids) | bit
     looks[silent & (looks != STATES.index("critical"))] = STATES.index("no_data")
-    return looks | np.where(index.simulated, SIMULATED, 0).astype(np.uint8)
+    looks |= np.where(index.simulated, SIMULATED, 0).astype(np.uint8)
+    looks[[index.number[node] for node in drained if node in index.number]] |= DRAINED
+    return looks
 
 
 def count_states(looks: NDArray[np.uint8]) -> dict[str, int]:
-    """Returns the number of nodes per state, those that are only affected under `affected`."""
+    """Returns the number of nodes per state, only affected ones as `affected`; and how many of all are drained."""
     only = (looks & AFFECTED) > 0
     counts = np.bincount((looks & 7)[~only], minlength=len(STATES)).tolist()
-    return {**dict(zip(STATES, counts, strict=False)), "affected": int(np.count_nonzero(only))}
+    drained = int(np.count_nonzero(looks & DRAINED))
+    return {**dict(zip(STATES, counts, strict=False)), "affected": int(np.count_nonzero(only)), "drained": drained}
 
 
 class NodePlaces:

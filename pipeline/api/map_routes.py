@@ -49,9 +49,10 @@ class FleetMap(Strict):
     """The map as bytes (base64), one per cell in the order of the layout.
 
     looks: state in bits 0-2 (ok, watch, degraded, critical, no_data), 8: only affected by a fault elsewhere,
-    16: simulated.   levels: 0-250 from `low` to `high` of the scale, 255: no value.   ages: 0: below 30 s, to 59:
-    seconds, 60-119: minutes + 59, 120-254: hours + 119, 255: never.   incident_of: number of the set from 1, 0: none,
-    255: a set that is left out.   counts: nodes per state, and `affected`.   causes: of all unresolved incidents.
+    16: simulated, 32: drained, held by an act.   levels: 0-250 from `low` to `high` of the scale, 255: no value.
+    ages: 0: below 30 s, to 59: seconds, 60-119: minutes + 59, 120-254: hours + 119, 255: never.   incident_of: number
+    of the set from 1, 0: none, 255: a set that is left out.   counts: nodes per state, `affected`, and `drained`, which
+    have a state too.   causes: of all unresolved incidents.
     """
 
     as_of: Time
@@ -141,7 +142,8 @@ def fleet_map(request: Request, by: By = "rack", colour: Colour = "state", withi
     layout = view.layout(by, within)
     incidents, roles = view.roles()
     seen = find_newest(backend.devices, view.places, view.index, backend.read_current)
-    looks = find_looks(view.index, roles, seen, now)
+    drained = {target for act in backend.acts.list_acts(only_open=True) for target in act.held}
+    looks = find_looks(view.index, roles, seen, drained, now)
     levels, scale, missing = view.levels(colour, layout)
     return json_response(
         {

@@ -73,9 +73,9 @@ def test_tables_have_each_group_and_each_node_of_a_state_with_links() -> None:
     lines = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', groups)
     texts = [(re.sub("<[^>]*>", "", name), re.findall("<td>([^<]*)</td>", cells)) for name, cells in lines]
     assert texts == [
-        ("rack r1", ["2", "1", "0", "0", "1", "0", "0"]),
-        ("rack r2", ["1", "0", "0", "0", "0", "1", "0"]),
-        ("no rack", ["1", "0", "0", "0", "0", "0", "1"]),
+        ("rack r1", ["2", "1", "0", "0", "1", "0", "0", "0"]),
+        ("rack r2", ["1", "0", "0", "0", "0", "0", "1", "0"]),
+        ("no rack", ["1", "0", "0", "0", "0", "0", "0", "1"]),
     ]
     assert 'href="./?within=rack%3Ar1"' in groups
     critical = table.node_table(found, layout, "critical")

@@ -87,7 +87,16 @@ def config_of(api: Any) -> Config:
 
 
 def given(**options: Any) -> argparse.Namespace:
-    every = {"command": "report", "html": None, "png": None, "by": "rack", "colour": "state", "within": None}
+    every = {
+        "command": "report",
+        "weekly": False,
+        "json": None,
+        "html": None,
+        "png": None,
+        "by": "rack",
+        "colour": "state",
+        "within": None,
+    }
     return argparse.Namespace(**{**every, **options})
 
 

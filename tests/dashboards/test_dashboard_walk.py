@@ -60,7 +60,8 @@ def test_the_link_of_an_alert_leads_through_the_login_to_feedback(site: Site, br
     log_in(page)
     page.wait_for_url("**/incident?id=A1")
     page.locator("[data-testid=stVegaLiteChart]").wait_for()
-    page.get_by_role("button", name="Acknowledge", exact=True).first.click()
+    page.locator(READY).wait_for()
+    page.locator(".st-key-actions").get_by_role("button", name="Acknowledge").click()
     said(page, "Acknowledged.")
     for opener, field, act, result in STEPS:
         walk_step(page, opener, field, act, f"walk {walk}")

@@ -20,8 +20,11 @@ from fastapi import FastAPI
 from detectors import configured
 from detectors.heat.thermal import Thermal
 from detectors.runner import Runner
+from pipeline.acts.board import Board
+from pipeline.acts.guards import Facts
 from pipeline.api.backend import Calibrated, Health, SenderStates
 from pipeline.api.server import create_app
+from pipeline.config.acts import Acts
 from pipeline.config.sections import Api, Config
 from pipeline.incidents import calibrations, ledger
 from pipeline.incidents import ledger as mutes
@@ -80,6 +83,10 @@ class StoreBackend:
 
     def read_revision(self) -> object:
         return object()  # tests write into the tables
+
+    @cached_property
+    def acts(self) -> Board:
+        return Board(self.database, Acts(hold="on"), self.clock, lambda act: Facts())
 
     @cached_property
     def devices(self) -> Devices:

@@ -10,10 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
+from pipeline.acts.act import Act
+from pipeline.acts.ledger import save_act
 from pipeline.api import map_routes
 from pipeline.api.fleet_groups import FleetGroups, find_pairs
 from pipeline.api.fleet_map import (
     AFFECTED,
+    DRAINED,
     SCALES,
     SIMULATED,
     UNKNOWN,
@@ -77,9 +80,32 @@ def test_the_cause_and_what_it_affects_have_different_looks(client: httpx.Client
     open_incident("A1", "gpu:n1.0", members=("gpu:n1.0", "gpu:n2.0"))
     found = fleet_map(client)
     assert states(found) == [CRITICAL, CRITICAL | AFFECTED, NO_DATA, NO_DATA]
-    assert found["counts"] == {"ok": 0, "watch": 0, "degraded": 0, "critical": 1, "no_data": 2, "affected": 1}
+    assert found["counts"] == {
+        "ok": 0,
+        "watch": 0,
+        "degraded": 0,
+        "critical": 1,
+        "no_data": 2,
+        "affected": 1,
+        "drained": 0,
+    }
     assert found["incident_sets"] == [["A1"]]
     assert numbers(found["incident_of"]) == [1, 1, 0, 0]
+
+
+def test_a_node_that_an_act_holds_is_drained_beside_its_state(client: httpx.Client, backend: StoreBackend) -> None:
+    now = backend.clock()
+    made = {"requested_by": "ann", "reason": "cable", "mode": "on", "created": now, "expires": now + 3600 * SECOND}
+    acts = (
+        Act("ACT-1", "hold", ("node:n2", "node:n3"), **made, state="verified", released=("node:n3",)),
+        Act("ACT-2", "hold", ("node:n1",), **made, state="approved"),
+    )
+    for act in acts:
+        with backend.database.transaction() as connection:
+            save_act(connection, act, "ann", "", (), now)
+    found = fleet_map(client)
+    assert [look & DRAINED for look in numbers(found["looks"])] == [0, DRAINED, 0, 0]
+    assert (found["counts"]["drained"], found["counts"]["ok"]) == (1, 2)
 
 
 def test_a_coolant_unit_as_cause_makes_its_nodes_affected_and_silent_ones_stay_unknown(
