@@ -12,6 +12,7 @@
 #   kubernetes a real control plane and kwok, built from Go modules
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
+#   ansible    ansible-core, in a virtual environment of its own
 #   dist       what `make dist` needs: nfpm, built from its Go module, patchelf, strip and rpm
 #   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
 #   oidc       Node.js and a certified OpenID Connect provider, for the dashboard's login
@@ -202,6 +203,16 @@ part_dist() { # cold five CPU minutes; kept in a cache folder
     echo "parts: nfpm and patchelf are there"
 }
 
+ANSIBLE=2.19.14 # of ansible-core
+part_ansible() { # kept in a cache folder: it brings its own versions of common packages
+    local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/ansible/$ANSIBLE"
+    if ! have ansible-playbook && [ ! -x "$at/bin/ansible-playbook" ]; then
+        "$PYTHON" -m venv "$at"
+        "$at/bin/pip" install -q "ansible-core==$ANSIBLE"
+    fi
+    echo "parts: ansible-core is there"
+}
+
 part_senders() { # cold 5 CPU minutes; kept in a cache folder
     if ! have go; then
         echo "parts: Prometheus and the Collector are left out: no Go 1.26 or newer (https://go.dev/dl)" >&2
@@ -253,6 +264,7 @@ part_slurmrestd
 part_kubernetes
 part_helm
 part_dist
+part_ansible
 part_senders
 part_oidc
 part_promtool

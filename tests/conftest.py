@@ -36,6 +36,7 @@ RARE_PARTS = (
         "collector",
         "gpu",
         "helm",
+        "ansible",
         "infiniband",
         "kubernetes",
         "lldp",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,9 @@ def initialize(config: Config, print_line: Callable[[str], None], acls: bool = F
     if config.api.token_file is not None:
         _tokens(config.api.token_file, print_line)
     _store(config, print_line)
-    _give_to_owner(config.store.path, print_line)
+    owner = private_files.give_to_owner(config.store.path)
+    if owner is not None:
+        print_line(f"store: {config.store.path} belongs to the owner of its folder (uid {owner})")
     if config.pipeline.transport == "kafka":
         from pipeline.commands import init_kafka
 
@@ -49,16 +50,6 @@ def _folder(path: Path, what: str, print_line: Callable[[str], None]) -> None:
             f"{what}: {path} cannot be created: {error.strerror}; expected a writable directory"
         ) from error
     print_line(f"{what}: {path} created")
-
-
-def _give_to_owner(path: Path, print_line: Callable[[str], None]) -> None:
-    """Gives files of the store that root made to the owner of their folder, under whom the pipeline runs."""
-    owner = path.parent.stat()
-    if os.geteuid() != 0 or owner.st_uid == 0:
-        return
-    for file in path.parent.glob(f"{path.name}*"):
-        os.chown(file, owner.st_uid, owner.st_gid)
-    print_line(f"store: {path} belongs to the owner of its folder (uid {owner.st_uid})")
 
 
 def _tokens(path: Path, print_line: Callable[[str], None]) -> None:

@@ -190,6 +190,7 @@ def run_restore(
     restore_marker(store).unlink()
     sync_folder(store.parent)
     add_act(store, "restore", str(source), f"as of {manifest['time']}", time.time_ns() // 1000)
+    private_files.give_to_owner(store)
     step("done")
     report(_what_next(config, manifest))
     return [_describe(source, manifest, manifest["history"])]

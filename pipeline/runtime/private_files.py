@@ -36,6 +36,21 @@ def make_folder(path: Path) -> None:
             folder.mkdir(mode=FOLDER, exist_ok=True)
 
 
+def give_to_owner(path: Path) -> int | None:
+    """Gives the files of a store that root made to the owner of their folder, under whom the pipeline runs.
+
+    Returns the owner's number; None if nothing had to be done. Raises OSError.
+    """
+    owner = path.parent.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return None
+    for file in path.parent.glob(f"{path.name}*"):
+        below = file.rglob("*") if file.is_dir() and not file.is_symlink() else ()
+        for one in (file, *below):
+            os.chown(one, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    return owner.st_uid
+
+
 def open_private(path: str, flags: int) -> int:
     """Opener for `open(..., opener=)` that creates files with mode 0600."""
     return os.open(path, flags, FILE)

@@ -1,0 +1,87 @@
+"""The Ansible role: Ansible reads it, its configuration is valid, and it names what packages and units contain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+
+from pipeline.config.sections import load_config
+from tests.parts import do_without
+
+ROOT = Path(__file__).parents[1]
+ANSIBLE = ROOT / "deploy" / "ansible"
+ROLE = ANSIBLE / "roles" / "fleetpulse"
+CACHED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "ansible" / "2.19.14" / "bin"
+"""Path in which part_ansible of deploy/parts.sh installs it."""
+DEFAULTS: dict[str, Any] = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+
+
+def render(**values: Any) -> str:
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters["to_json"] = json.dumps
+    return environment.from_string((ROLE / "templates" / "fleetpulse.toml.j2").read_text()).render(DEFAULTS | values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"fleetpulse_kafka": "k:9092"},
+        {
+            "fleetpulse_kind": "server",
+            "fleetpulse_kafka": "k1:9093,k2:9093",
+            "fleetpulse_kafka_security": "SASL_SSL",
+            "fleetpulse_kafka_username": 'a "b"',
+            "fleetpulse_kafka_ca": "/etc/ssl/kafka.pem",
+            "fleetpulse_gpus": "8",
+            "fleetpulse_webhook": "https://alerts.example/hook?a=b",
+        },
+    ],
+    ids=["node", "server with all"],
+)
+def test_the_configuration_that_the_role_writes_is_valid(values: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "fleetpulse.toml"
+    path.write_text(render(**values))
+    config = load_config(path, {})
+    assert config.kafka.bootstrap_servers == values["fleetpulse_kafka"]
+    assert config.kafka.username == values.get("fleetpulse_kafka_username", "")
+    assert len(config.notify.webhooks) == int("fleetpulse_webhook" in values)
+
+
+def test_every_variable_has_a_default() -> None:
+    files = [*ROLE.rglob("*.yml"), *ROLE.rglob("*.j2"), *ANSIBLE.glob("*.yml")]
+    named = {name for file in files for name in re.findall(r"\bfleetpulse_\w+", file.read_text())}
+    made = {"fleetpulse_file", "fleetpulse_copied", "fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
+    assert named - made == set(DEFAULTS)
+
+
+def test_the_role_names_the_packages_and_units_that_exist() -> None:
+    text = "\n".join(file.read_text() for file in ROLE.rglob("*.yml"))
+    units = {path.stem for path in (ROOT / "deploy" / "systemd").glob("*.service")}
+    assert set(re.findall(r"'(fleetpulse-(?!%)[a-z]+)'", text)) <= units
+    hooks = re.search(r"loop: \[(prolog.sh.*)\]", text)
+    assert hooks is not None
+    assert set(hooks[1].split(", ")) == {path.name for path in (ROOT / "deploy" / "slurm").iterdir()}
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert DEFAULTS["fleetpulse_version"] == version[1]
+
+
+@pytest.mark.ansible
+@pytest.mark.parametrize("playbook", ["site.yml", "uninstall.yml"])
+def test_ansible_reads_the_playbooks(playbook: str, tmp_path: Path) -> None:
+    program = shutil.which("ansible-playbook") or (str(CACHED / "ansible-playbook") if CACHED.is_dir() else None)
+    if program is None:
+        do_without("ansible", "no ansible-playbook here: run 'make parts'")
+    words = [program, "-i", "inventory.example.yml", "--syntax-check", playbook]
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+    done = subprocess.run(words, cwd=ANSIBLE, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
