@@ -286,6 +286,12 @@ def test_false_pages_are_shown_as_the_mean_of_the_worlds_and_as_the_worst_of_the
     assert [found[str(world)][4] for world in UNSEEN] == ["2.00 (0.24 to 7.22)", "0.00 (0.00 to 3.69)"]
 
 
+def test_a_page_of_a_part_of_the_runs_says_so():
+    unfinished = "**Unfinished**: the other runs are in no figure below"
+    assert unfinished in page("certified", "0123", LINES, len(LINES) + 1)
+    assert unfinished not in page("certified", "0123", LINES, len(LINES))
+
+
 def test_training_structures_have_their_own_column_and_are_in_no_other_figure():
     (known,) = numbers(TRAIN, 1)
     bad = result((), [alert(f"gpu:n{n}.0", 30_000) for n in range(9)], world=known, half=TRAIN)
