@@ -172,6 +172,7 @@ class FramePositions:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
+    ranks: Mapping[str, Mapping[str, str]]
     on: Mapping[str, str]
     of_node: Mapping[str, str]
     gpus: Mapping[str, frozenset[str]]
@@ -189,6 +190,10 @@ class JobIndex:
     def jobs_by_node(self, topology: Topology) -> Mapping[str, str]:
         """Returns node -> the job of all its ranks, where there is one."""
         return self._jobs(topology).of_node
+
+    def ranks_by_gpu(self, topology: Topology) -> Mapping[str, Mapping[str, str]]:
+        """Returns GPU -> ancestors by kind of the rank on it; of several ranks on one GPU the last named."""
+        return self._jobs(topology).ranks
 
     def job_on(self, gpu: str, topology: Topology) -> str | None:
         """Returns the job on a GPU; None if none is known."""
@@ -210,19 +215,48 @@ class JobIndex:
 
 
 def _find_jobs(topology: Topology) -> _Jobs:
-    above, jobs = topology.ancestor_of_kind, dict[str, str]()
-    gpus: dict[str, set[str]] = {}
+    node_of, gpus = _find_gpus(topology)
+    ranks: dict[str, Mapping[str, str]] = {}
+    jobs: dict[str, str] = {}
     of_node: dict[str, set[str]] = {}
     for entity in topology.parents:
-        if entity.startswith("rank:"):
-            gpu, job = above(entity, "gpu"), above(entity, "job")
-            if gpu and job:
+        if entity.startswith("rank:") and (gpu := (around := topology.nearest_ancestors(entity)).get("gpu")):
+            ranks[gpu] = around
+            if job := around.get("job"):
                 jobs[gpu] = job
-                of_node.setdefault(above(gpu, "node") or "", set()).add(job)
-        elif entity.startswith("gpu:") and (node := above(entity, "node")):
-            gpus.setdefault(node, set()).add(entity)
+                of_node.setdefault(node_of.get(gpu, ""), set()).add(job)
     single = {node: min(found) for node, found in of_node.items() if node and len(found) == 1}
-    return _Jobs(jobs, single, {node: frozenset(found) for node, found in gpus.items()})
+    return _Jobs(ranks, jobs, single, gpus)
+
+
+_Gpus = tuple[Mapping[str, str], Mapping[str, frozenset[str]]]
+_gpus: WeakKeyDictionary[Topology, tuple[int, _Gpus]] = WeakKeyDictionary()
+
+
+def _find_gpus(topology: Topology) -> _Gpus:
+    """Returns GPU -> its node, and node -> its GPUs, which stay while jobs come and go."""
+    known = _gpus.get(topology)
+    if known is None or known[0] != topology.device_version:
+        found = ((e, topology.ancestor_of_kind(e, "node")) for e in topology.parents if e.startswith("gpu:"))
+        node_of = {gpu: node for gpu, node in found if node}
+        gpus: dict[str, set[str]] = {}
+        for gpu, node in node_of.items():
+            gpus.setdefault(node, set()).add(gpu)
+        known = _gpus[topology] = topology.device_version, (node_of, {n: frozenset(g) for n, g in gpus.items()})
+    return known[1]
+
+
+_nodes: WeakKeyDictionary[Topology, dict[str, tuple[tuple[int, int], list[str]]]] = WeakKeyDictionary()
+
+
+def find_nodes(frame: Frame) -> list[str]:
+    """Returns the node of each entity of a frame of devices, "" without one; all detectors share it."""
+    of_class, key = _nodes.setdefault(frame.topology, {}), (frame.topology.device_version, len(frame.entities))
+    known = of_class.get(frame.device_class)
+    if known is None or known[0] != key:
+        found = [frame.topology.ancestor_of_kind(e, "node") or "" for e in frame.entities]
+        known = of_class[frame.device_class] = key, found
+    return known[1]
 
 
 EVERYTHING = "site:all"

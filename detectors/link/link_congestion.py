@@ -15,7 +15,7 @@ from detectors.base.findings import Comparison, OpenConditions, close_ended, due
 from detectors.base.gates import Gates
 from detectors.base.state import N, State, memory
 from detectors.base.statistics import grouped_mad, grouped_median
-from detectors.base.topology_index import JobIndex, per_device_topology, per_topology
+from detectors.base.topology_index import JobIndex, find_nodes, per_device_topology, per_topology
 from detectors.link.counters import NewestReadings, pair_numbers
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -316,10 +316,10 @@ class LinkCongestion(Detector):
 
     def _work(self, frame: Frame) -> tuple[Groups, Bools, Bools]:
         """Returns (N,) number of the job of each port's node, else of the node; whether it is of a host, with a job."""
-        topology, numbers = frame.topology, dict[str, int]()
+        numbers: dict[str, int] = {}
         jobs, (hosts, known) = np.full(len(frame.entities), -1, np.int32), np.zeros((2, len(frame.entities)), np.bool_)
-        for i, port in enumerate(frame.entities):
-            if node := topology.ancestor_of_kind(port, "node"):
+        for i, node in enumerate(find_nodes(frame)):
+            if node:
                 job = self._job_of(frame, node)
                 jobs[i], hosts[i], known[i] = numbers.setdefault(job, len(numbers)), True, job != node
         return jobs, hosts, known
@@ -342,15 +342,13 @@ class LinkCongestion(Detector):
             return
         moved = frozenset(node for node, job in mine.items() if before.get(node, job) != job)
         if moved:
-            above = frame.topology.ancestor_of_kind
             self.traffic.grow(len(frame.entities))
-            self.traffic.restart_where(np.fromiter((above(e, "node") in moved for e in frame.entities), bool))
+            self.traffic.restart_where(np.fromiter((node in moved for node in find_nodes(frame)), bool))
         self.traffic.jobs = mine
 
     @per_topology
     def _node_jobs(self, frame: Frame) -> dict[str, str]:
-        nodes = {frame.topology.ancestor_of_kind(port, "node") for port in frame.entities}
-        return {node: self._job_of(frame, node) for node in nodes if node}
+        return {node: self._job_of(frame, node) for node in set(find_nodes(frame)) if node}
 
     @per_device_topology
     def _leaf_numbers(self, frame: Frame) -> dict[str, int]:

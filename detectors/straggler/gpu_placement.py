@@ -16,8 +16,8 @@ from detectors.base import kernel
 from detectors.base.cohorts import AncestorIndex
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
+from detectors.base.topology_index import JobIndex, find_nodes, per_device_topology
 from pipeline.model.records import SECOND, Frame
-from pipeline.model.topology import Topology
 
 Ints = NDArray[np.int32]
 LEAST_PEERS = 8
@@ -166,21 +166,27 @@ class GpuPlacement(Placement):
         if key == self._key:
             return None
         self._key = key
-        ranks, above = _ranks_by_gpu(frame.topology), frame.topology.ancestor_of_kind
-        nodes = ((gpu, above(gpu, "node")) for gpu in frame.entities)
-        found = [{**ranks.get(gpu, {}), **({"node": node} if node else {})} for gpu, node in nodes]
+        ranks, nodes = JobIndex().ranks_by_gpu(frame.topology), find_nodes(frame)
+        found = [_with_node(ranks.get(gpu, {}), node) for gpu, node in zip(frame.entities, nodes, strict=True)]
         self.place(frame.entities, found, ("stage", "job", "node"))
         self.job_known = self.numbers["job"] >= 0
-        skus: dict[object, int] = {}
-        attributes = frame.topology.attributes
-        product = [skus.setdefault(attributes.get(gpu, {}).get("sku"), len(skus)) for gpu in frame.entities]
-        self.build_cohorts(np.array(product, np.int32), LEAST_PEERS)
+        self.build_cohorts(self._products(frame), LEAST_PEERS)
         alone = (self.groups < 0) & ~self.job_known & (self.numbers["node"] >= 0)
         self.groups[alone] = self.numbers["node"][alone] + len(self.cohorts)
         self.cohorts += self.entities["node"]
-        now = {gpu: self.cohort_name(i) if self.job_known[i] else "" for i, gpu in enumerate(frame.entities)}
+        known = np.where(self.job_known, self.groups, len(self.cohorts)).tolist()
+        names = [*self.cohorts, "", "own past"]  # the last one is that of -1
+        now = {gpu: names[group] for gpu, group in zip(frame.entities, known, strict=True)}
         before, self._mates = self._mates, now
         return np.array([before.get(gpu, mates) != mates for gpu, mates in now.items()], bool)
+
+    @per_device_topology
+    def _products(self, frame: Frame) -> Ints:
+        """Returns (N,) number of the product of each GPU."""
+        skus: dict[object, int] = {}
+        attributes = frame.topology.attributes
+        found = [skus.setdefault(attributes.get(gpu, {}).get("sku"), len(skus)) for gpu in frame.entities]
+        return np.array(found, np.int32)
 
     def restore(self, state: Mapping[str, object]) -> None:
         """See `State.restore`; cohorts are built with the next frame."""
@@ -201,7 +207,6 @@ class GpuPlacement(Placement):
         return np.asarray((self.reported_at > 0) & (time - self.reported_at <= _REPORTS_FOR))
 
 
-def _ranks_by_gpu(topology: Topology) -> dict[str, Mapping[str, str]]:
-    """Returns GPU -> ancestors by kind of the rank on it; of several ranks on one GPU the last named."""
-    ranks = (topology.nearest_ancestors(entity) for entity in topology.parents if entity.startswith("rank:"))
-    return {around["gpu"]: around for around in ranks if "gpu" in around}
+def _with_node(around: Mapping[str, str], node: str) -> Mapping[str, str]:
+    """Returns the ancestors of a rank by kind, with the node of its GPU where that is known."""
+    return around if not node or around.get("node") == node else {**around, "node": node}

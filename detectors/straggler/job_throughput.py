@@ -18,7 +18,7 @@ from detectors.base.findings import Comparison, OpenConditions, build_finding, c
 from detectors.base.gates import Gates
 from detectors.base.state import State, notes, part
 from detectors.base.streams import LEARN, Bools, Floats
-from detectors.base.topology_index import JobIndex, per_topology
+from detectors.base.topology_index import JobIndex, find_nodes, per_topology
 from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import PRESSED, TIMES
 from detectors.straggler.job_pace import (
@@ -68,15 +68,15 @@ class JobPlaces:
     def find(self, gpus: Frame, nics: Frame | None) -> tuple[dict[str, tuple[str, ...]], Ints, Ints]:
         """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with
         one job; -1 none."""
-        above, index = gpus.topology.ancestor_of_kind, JobIndex()
+        index = JobIndex()
         by_gpu, by_node = index.jobs_by_gpu(gpus.topology), index.jobs_by_node(gpus.topology)
         nodes: dict[str, dict[str, None]] = {}
         on = [by_gpu.get(gpu, "") for gpu in gpus.entities]
-        for gpu, job in zip(gpus.entities, on, strict=True):
-            nodes.setdefault(job, {})[above(gpu, "node") or ""] = None
+        for node, job in zip(find_nodes(gpus), on, strict=True):
+            nodes.setdefault(job, {})[node] = None
         nodes.pop("", None)
         number = {job: i for i, job in enumerate(nodes)}
-        of_port = (by_node.get(above(e, "node") or "") for e in (nics.entities if nics else ()))
+        of_port = (by_node.get(node) for node in (find_nodes(nics) if nics else ()))
         of = [np.array([number.get(job or "", -1) for job in jobs], np.int64) for jobs in (on, of_port)]
         return {job: tuple(found) for job, found in nodes.items()}, of[0], of[1]
 

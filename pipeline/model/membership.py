@@ -223,26 +223,29 @@ class Membership:
 
     def _end_jobs(self, events: Sequence[Event]) -> tuple[str, ...]:
         """Removes the ranks that ended: those that the event names, else all of its job."""
-        over = {rank: self.topology.ancestors(rank) for rank in self.topology.parents if kind_of(rank) == "rank"}
+        parents, above = self.topology.parents, self.topology.ancestors
         ended: dict[str, None] = {}
         for event in events:
             named = event.data.get("ranks")
             self._note_end(event)
-            for rank in named if isinstance(named, (list, dict)) else over:
+            for rank in named if isinstance(named, (list, dict)) else parents:
                 if (
                     isinstance(rank, str)
-                    and event.entity in over.get(rank, ())
+                    and kind_of(rank) == "rank"
+                    and event.entity in above(rank)
                     and self._reported_at.get(rank, event.time) <= event.time
                 ):
                     ended[rank] = None
         if not ended:
             return ()
-        left = {e for rank in ended for e in over[rank] if kind_of(e) in WORK}
-        left -= {e for rank, above in over.items() if rank not in ended for e in above}
-        gone = (*ended, *sorted(left))
+        left = {e for rank in ended for e in above(rank) if kind_of(e) in WORK}
+        gone = (*ended, *sorted(work for work in left if not self._has_other_ranks(work, ended)))
         self._drop_times(gone)
         self.topology.remove_entities(gone)
         return gone
+
+    def _has_other_ranks(self, work: str, ended: Mapping[str, None]) -> bool:
+        return any(kind_of(e) == "rank" and e not in ended for e in self.topology.descendants(work))
 
     def _note_end(self, event: Event) -> None:
         """Records an end under the ranks that it names, else under its job."""
