@@ -51,6 +51,7 @@ class _BoundedProtocol(H11Protocol):
         self.since = 0.0
         self._request: asyncio.TimerHandle | None = None
         self._write: asyncio.TimerHandle | None = None
+        self._upgraded = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Starts the deadline of the first request and enforces the limit."""
@@ -71,13 +72,14 @@ class _BoundedProtocol(H11Protocol):
         if self._request is None:
             self.since = self.loop.time()
         super().data_received(data)
-        if not self.waits_for_caller():
+        if self._upgraded or not self.waits_for_caller():
             self._request = _cancel(self._request)
         elif self._request is None:
             self._request = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """Ends the deadline of the request, since a WebSocket stays open."""
+        """Ends the deadlines of requests, since a WebSocket stays open; `data_received` calls this and goes on."""
+        self._upgraded = True
         self._request = _cancel(self._request)
         super().handle_websocket_upgrade(event)
 
