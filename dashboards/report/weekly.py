@@ -91,7 +91,8 @@ LOST_BY = (("cause", "Cause"), ("account", "Account or namespace"), ("job", "Job
 def _losses(found: Mapping[str, Any]) -> str:
     lost = found["lost"]
     parts = [
-        table((title, *LOSS_HEAD), [loss_cells(row, by) for row in lost[f"by_{by}"][:MOST]], "None.")
+        f"<h3>By {title.lower()}</h3>"
+        + table((title, *LOSS_HEAD), [loss_cells(row, by) for row in lost[f"by_{by}"][:MOST]], "None.")
         for by, title in LOST_BY
     ]
     return f"<h2>GPU-hours lost</h2>{''.join(parts)}"

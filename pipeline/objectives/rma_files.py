@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import from_iso
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 220, 56, 24
@@ -18,7 +19,8 @@ MOST_ROWS = 15
 _STYLE = """@page { size: A4; margin: 12mm } body { font: 13px/1.4 sans-serif; color: #17212b; max-width: 800px;
 margin: 16px auto } h1 { font-size: 20px; margin: 0 } h2 { font-size: 14px; margin: 14px 0 4px } table { width: 100%;
 border-collapse: collapse; font-size: 12px } th, td { text-align: left; vertical-align: top; padding: 2px 8px 2px 0;
-border-bottom: 1px solid #dde3e9; overflow-wrap: anywhere } th { color: #5a6874; font-weight: 500 }"""
+border-bottom: 1px solid #dde3e9; overflow-wrap: anywhere } th { color: #5a6874; font-weight: 500 }
+td:first-child { white-space: nowrap }"""
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 """Time of the files within the zip: the same packet is the same bytes."""
 
@@ -80,7 +82,7 @@ def draw_chart(peers: Mapping[str, Any] | None) -> str:
     band = [place(t, p[4]) for t, p in points if p[4] is not None]
     band += [place(t, p[2]) for t, p in reversed(points) if p[2] is not None]
     onset = LEFT + min(max(0.0, (from_iso(peers["onset"]) - first) / span), 1.0) * (WIDTH - LEFT - 8)
-    title = f"{peers['signal']} ({peers['unit']}): device and {peers['peers']} peers of its node"
+    title = f"{peers['signal']} ({peers['unit']}): device orange, {peers['peers']} peers grey, onset dashed"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
         f"<title>{escape(title)}</title>"
@@ -91,7 +93,7 @@ def draw_chart(peers: Mapping[str, Any] | None) -> str:
         f'<polyline points="{own}" fill="none" stroke="#d55e00" stroke-width="2"/>'
         f'<g font-family="sans-serif" font-size="11" fill="#17212b"><text x="4" y="18">{high:g}</text>'
         f'<text x="4" y="{HEIGHT - BOTTOM - 4}">{low:g}</text><text x="{LEFT}" y="{HEIGHT - 8}">'
-        f"{peers['points'][0][0][:16]}Z to {peers['points'][-1][0][:16]}Z, device orange, peers grey, onset dashed"
+        f"{peers['points'][0][0][:16]}Z to {peers['points'][-1][0][:16]}Z, {escape(title)}"
         f"</text></g></svg>\n"
     )
 
@@ -100,7 +102,8 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
     """Returns the one-page summary; every text from a device is escaped."""
     found = f"{packet['summary']} ({packet['detector']})" if packet["summary"] else "no incident is known"
     head = [
-        ("Device", f"{packet['device_name']} in node {packet['node']}"),
+        ("Device", packet["device_name"]),
+        ("Node", packet["node"]),
         ("Fault", found),
         ("Since", _clock(packet["onset"])),
         (
@@ -110,19 +113,22 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
         ("Incident", packet["incident"] or "none"),
     ]
     changed = [row for row in packet["counters"] if row["changed"]]
-    events = [(_clock(e["time"]), e["entity"], e["event"], _say(e)) for e in packet["events"]]
+    events = [(_clock(e["time"]), entity_name(e["entity"]), e["event"], _say(e)) for e in packet["events"]]
     tests = [
-        (_clock(c["last"]), c["entity"], f"canary {c['canary']}", f"{c['wrong']} of {c['reports']} wrong")
+        (_clock(c["last"]), entity_name(c["entity"]), f"canary {c['canary']}", f"{c['wrong']} of {c['reports']} wrong")
         for c in packet["canaries"]
     ] + [
         (_clock(d["time"]), packet["node"], f"diagnostic level {d['level']}", "passed" if d["passed"] else d["state"])
         for d in packet["diagnostics"]
     ]
-    counters = [(r["signal"], r["unit"], *(_show(r[n]) for n in ("first", "before", "after"))) for r in changed]
-    title = f"RMA: {packet['device_name']}, {packet['node']}"
+    counters = [
+        (r["signal"], r["unit"].strip("{}"), *(_show(r[n]) for n in ("first", "before", "after"))) for r in changed
+    ]
+    title = f"RMA: {packet['device_name']}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{_rows(head)}<h2>Identity</h2>{_rows(_identity(packet))}"
+        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{_rows(head)}"
+        f"<h2>Identity</h2>{_rows(_identity(packet))}"
         f"<h2>Errors</h2>{_table(('Time', 'Device', 'Event', 'Text'), events, 'No hardware event in this time.')}"
         f"<h2>Counters that changed</h2>"
         f"{_table(('Counter', 'Unit', 'First', 'Before onset', 'After'), counters, 'No counter changed.')}"
