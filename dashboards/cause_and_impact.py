@@ -109,6 +109,8 @@ def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:
         found.append(("Merged into", [incident_link(life.merged_into)]))
     if life.inhibited_by:
         found.append(("No alert of its own: part of", [incident_link(i) for i in life.inhibited_by]))
+    if life.inhibitor and incident.resolved is None:
+        found.append((f"Inhibited ({life.inhibit_rule}) by", [incident_link(life.inhibitor)]))
     if life.silenced_by and incident.state != "resolved":
         found.append(("Silenced by", [Link(s, routes.href("silences", id=s)) for s in life.silenced_by]))
     return found

@@ -32,9 +32,9 @@ _SEVERITY = {"page": 0, "ticket": 1, "watch": 2}
 _STATE = {"open": 0, "acknowledged": 1, "silenced": 2, "resolved": 3}
 _SHOWN: Mapping[Show, Callable[[Incident], bool]] = {
     "unresolved": lambda i: i.resolved is None,
-    "pending": lambda i: i.state == "open" and not i.life.inhibited_by,
+    "pending": lambda i: i.state == "open" and not i.life.inhibited_by and not i.life.inhibitor,
     "acknowledged": lambda i: i.state == "acknowledged",
-    "muted": lambda i: i.resolved is None and i.is_held_back,
+    "muted": lambda i: i.resolved is None and (i.is_held_back or bool(i.life.inhibitor)),
     "resolved": lambda i: i.resolved is not None,
     "all": lambda i: True,
 }

@@ -218,6 +218,7 @@ class PipelineService:
             self.config.site.name,
             self.config.impact,
         )
+        self.engine.life.find_inhibited = self.notifier.find_inhibited
         self._trouble, self._last_commit = None, self.clock()
 
     def run_step(self) -> bool:

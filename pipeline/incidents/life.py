@@ -9,7 +9,7 @@ after it: the newest row is the state, so that a restart continues from the stor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import Incidents
@@ -49,7 +49,8 @@ class LifeBook:
     """The life of every open and recently resolved incident.
 
     shown: incidents as people see them, by id.   silences: those that have not ended.   pages: times of the newest
-    pages.   due: when `advance` has something to do next.
+    pages.   due: when `advance` has something to do next.   find_inhibited: incidents -> those that a rule of the
+    receivers inhibits, by (incident, rule); None without rules.
     """
 
     rules: Incidents
@@ -61,6 +62,7 @@ class LifeBook:
     due: int = 0
     _busy_since: dict[str, int] = field(default_factory=dict)
     _storm: str = ""
+    find_inhibited: Callable[[Iterable[Incident]], Mapping[str, tuple[str, str]]] | None = None
 
     def load(self, incidents: Iterable[Incident]) -> None:
         """Takes over the stored incidents at a start."""
@@ -84,6 +86,7 @@ class LifeBook:
         for change in changes:
             made += self._publish_one(change, now, joined)
         made += self._update_storm(joined, now)
+        made += self._update_inhibitions(now)
         times = (self._list_due(self.shown[change.incident.id], now) for change in made)
         self.due = min(itertools.chain((self.due,), *times))
         return made
@@ -189,6 +192,22 @@ class LifeBook:
             held = show(shown, replace(shown.life, silenced_by=was.silenced_by))
             yield Change("unsilenced", shown, now, ACTOR, f"{', '.join(was.silenced_by)} ended", (), held)
 
+    def _update_inhibitions(self, now: int) -> list[Change]:
+        """Returns rows of the history that say which rule inhibits an incident from now on, or no longer does."""
+        if self.find_inhibited is None:
+            return []
+        made, found = list[Change](), self.find_inhibited(self._open())
+        for before in list(self._open()):
+            source, rule = found.get(before.id, ("", ""))
+            was = before.life
+            if (source, rule) == (was.inhibitor, was.inhibit_rule):
+                continue
+            shown = self.shown[before.id] = show(before, replace(was, inhibitor=source, inhibit_rule=rule))
+            kind: ChangeKind = "inhibited" if source else "uninhibited"
+            why = f"by {source} ({rule})" if source else f"{was.inhibitor} no longer does ({was.inhibit_rule})"
+            made.append(Change(kind, shown, now, ACTOR, why, (), before))
+        return made
+
     # --- storms -------------------------------------------------------------------------------------
 
     def _joins_storm(self, incident: Incident, before: Incident | None, now: int) -> bool:
@@ -263,6 +282,7 @@ class LifeBook:
         made = [change for incident in list(self._open()) for change in self._advance_one(incident, now)]
         self.silences = [s for s in self.silences if s.state(now) != "expired"]
         made += self._update_storm((), now)
+        made += self._update_inhibitions(now)
         self._forget(now)
         self.due = self._next_due(now)
         return made
@@ -310,7 +330,9 @@ class LifeBook:
     def _escalate(self, before: Incident, now: int) -> Iterator[Change]:
         """Yields the steps of escalation that are due for a page that still waits for a person."""
         life, steps = before.life, self.rules.escalation
-        while before.state == "open" and not before.is_held_back and life.waits_since is not None:
+        while (
+            before.state == "open" and not before.is_held_back and not life.inhibitor and life.waits_since is not None
+        ):
             if life.escalation >= len(steps) or now < life.waits_since + self._wait_of(life.escalation):
                 return
             step, life = steps[life.escalation], replace(life, escalation=life.escalation + 1)
@@ -334,7 +356,7 @@ class LifeBook:
         times = [t for t in (life.acknowledged_until, life.held_until) if t is not None]
         if life.held_until is not None:
             times.append(now + _MINUTE)  # a job may begin
-        waits = incident.state == "open" and not incident.is_held_back
+        waits = incident.state == "open" and not incident.is_held_back and not life.inhibitor
         if waits and life.waits_since is not None and life.escalation < len(self.rules.escalation):
             times.append(life.waits_since + self._wait_of(life.escalation))
         return times

@@ -200,7 +200,8 @@ class Life:
     or when it was acknowledged.   silenced_by: ids of silences and maintenance windows.   inhibited_by: incidents that
     stand for it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
     returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
-    represents: of a storm, the incidents that it stands for.
+    represents: of a storm, the incidents that it stands for.   inhibitor, inhibit_rule: the incident and the rule of
+    [[notify.inhibit_rules]] for which receivers are not told.
     """
 
     acknowledged_by: str = ""
@@ -216,6 +217,8 @@ class Life:
     feedback: str = ""
     merged_into: str = ""
     represents: tuple[str, ...] = ()
+    inhibitor: str = ""
+    inhibit_rule: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the API, a part of those of the incident."""
@@ -230,6 +233,8 @@ class Life:
             "feedback": self.feedback or None,
             "merged_into": self.merged_into or None,
             "represents": list(self.represents),
+            "inhibitor": self.inhibitor or None,
+            "inhibit_rule": self.inhibit_rule or None,
         }
 
 

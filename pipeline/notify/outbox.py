@@ -28,6 +28,7 @@ from pipeline.notify import alertmanager, delivery
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
 from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
+from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.routes import HeldMessages, Labels, Store, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
@@ -126,6 +127,8 @@ class Notifier:
         }
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
         self._rules = rules
+        inhibitor = Inhibitor(rules.inhibitions, self._planner.label)
+        self.find_inhibited = inhibitor.find_all if rules.inhibitions else None
         self._started = clock()
         self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.receivers import Notify, Webhook
+from pipeline.config.receivers import InhibitRule, Notify, Webhook
 from pipeline.config.sections import Incidents
 from pipeline.engine.engine import Engine
 from pipeline.engine.people import People
@@ -14,6 +15,7 @@ from pipeline.incidents import ledger
 from pipeline.incidents.life import STORM
 from pipeline.model.records import SECOND, Finding, Incident
 from pipeline.model.topology import Topology
+from pipeline.notify.alertmanager import locate_entity
 from pipeline.notify.outbox import Notifier
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -32,17 +34,26 @@ PARENTS = {
 class LivingSite:
     """The engine, what people do (`people`), and the clock. `active`: findings that detectors report at each step."""
 
-    def __init__(self, path: Path, rules: Incidents | None = None, receivers: tuple[str, ...] = ("on-call", "boss")):
+    def __init__(
+        self,
+        path: Path,
+        rules: Incidents | None = None,
+        receivers: tuple[str, ...] = ("on-call", "boss"),
+        inhibit_rules: tuple[InhibitRule, ...] = (),
+    ):
         self.path, self.rules, self.now = path, rules or Incidents(), NOON
         self.active: dict[tuple[str, str], Finding] = {}
         self.silent: set[str] = set()
         self.topology = Topology(PARENTS)
         self.webhooks = tuple(Webhook(name, "http://127.0.0.1:1/") for name in receivers)
+        self.inhibit_rules = inhibit_rules
         self.start()
 
     def start(self):
         self.database = Database(self.path)
-        self.notifier = Notifier(self.database, Notify(webhooks=self.webhooks), "local", lambda: self.now)
+        notify = Notify(webhooks=self.webhooks, inhibit_rules=self.inhibit_rules)
+        locate = functools.partial(locate_entity, self.topology)
+        self.notifier = Notifier(self.database, notify, "local", lambda: self.now, locate=locate)
         devices, clock, step = Devices(self.database.connection), lambda: self.now, 10 * SECOND
         self.engine = Engine(
             self.database,
@@ -54,6 +65,7 @@ class LivingSite:
             step,
             rules=self.rules,
         )
+        self.engine.life.find_inhibited = self.notifier.find_inhibited
         self.people = People(self.engine)
 
     def restart(self):
@@ -105,6 +117,10 @@ class LivingSite:
         """The kinds of the history of an incident, in order."""
         rows = self.database.connection.execute("SELECT kind FROM history WHERE incident = ? ORDER BY number", [id_])
         return [kind for (kind,) in rows.fetchall()]
+
+    def comments(self, id_: str) -> list[str]:
+        rows = self.database.connection.execute("SELECT comment FROM history WHERE incident = ? ORDER BY number", [id_])
+        return [comment for (comment,) in rows.fetchall()]
 
     def alerts(self, receiver="on-call") -> list[tuple[str, str]]:
         """(incident, firing or resolved) of each alert for a receiver, in order."""

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.config.receivers import InhibitRule
 from pipeline.config.sections import EscalationStep, Incidents
 from pipeline.incidents import ledger
 from pipeline.incidents.audit import check_chain, list_audit
@@ -124,6 +125,42 @@ def test_a_silenced_incident_opens_without_an_alert_and_is_sent_when_the_silence
     assert site.state(quiet) == "open"
     assert site.alerts() == [(loud, "firing"), (quiet, "firing")]
     assert site.kinds(quiet) == ["opened", "silenced", "unsilenced"]
+
+
+PAGE_OVER_TICKET = InhibitRule(('severity="critical"',), ('severity="warning"',), ("rack",))
+
+
+def test_the_history_says_which_rule_and_which_incident_inhibit_an_alert_and_until_when(tmp_path):
+    site = LivingSite(tmp_path / "s.duckdb", inhibit_rules=(PAGE_OVER_TICKET,))
+    ticket = site.report("gpu:n0.0", level="ticket")
+    page, elsewhere = site.report("gpu:n1.1"), site.report("gpu:n5.0", level="ticket")
+    rule = 'rule 1: severity="critical" inhibits severity="warning", equal rack'
+    assert (site.stored(ticket).life.inhibitor, site.stored(ticket).life.inhibit_rule) == (page, rule)
+    assert site.comments(ticket)[-1] == f"by {page} ({rule})"
+    assert (site.kinds(page), site.kinds(elsewhere)) == (["opened"], ["opened"])
+    site.restart()
+    site.wait(2)
+    assert site.kinds(ticket) == ["opened", "inhibited"]
+    site.clear("gpu:n1.1")
+    site.wait(15)
+    assert site.state(page) == "resolved"
+    assert site.kinds(ticket) == ["opened", "inhibited", "uninhibited"]
+    assert site.comments(ticket)[-1] == f"{page} no longer does ({rule})"
+    assert site.stored(ticket).as_json()["inhibitor"] is None
+    site.database.close()
+
+
+def test_an_inhibited_page_is_not_escalated_before_its_source_ends(tmp_path):
+    rule = InhibitRule(('entity="gpu:n1.1"',), ('entity="gpu:n0.0"',))
+    steps = Incidents(escalation=(EscalationStep(5.0, ("boss",)),))
+    site = LivingSite(tmp_path / "s.duckdb", steps, inhibit_rules=(rule,))
+    source, target = site.report("gpu:n1.1"), site.report("gpu:n0.0")
+    site.wait(10)
+    assert (site.kinds(source), site.kinds(target)) == (["opened", "escalated"], ["opened", "inhibited"])
+    site.people.resolve(source, ANN, "changed")
+    site.wait(2)
+    assert site.kinds(target)[:4] == ["opened", "inhibited", "uninhibited", "escalated"]
+    site.database.close()
 
 
 def test_an_incident_that_was_sent_is_resolved_at_its_receivers_also_under_a_silence(site):

@@ -1,0 +1,48 @@
+"""Which incidents the rules of [[notify.inhibit_rules]] hold back, and by which other one: for their history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from pipeline.model.records import Incident
+from pipeline.notify.routes import Inhibition, Labels, match_all
+
+
+class Inhibitor:
+    """Finds, of all incidents that are not resolved, those that a rule inhibits.
+
+    label: incident -> labels of its alert.
+    """
+
+    def __init__(self, rules: tuple[Inhibition, ...], label: Callable[[Incident], Labels]) -> None:
+        self._rules, self._label = rules, label
+
+    def find_all(self, incidents: Iterable[Incident]) -> dict[str, tuple[str, str]]:
+        """Returns incident -> (the incident that inhibits it, the rule); those that none inhibits are left out.
+
+        The sources of a rule are grouped by their `equal` labels, so that a storm costs one pass per rule.
+        """
+        labels = {incident.id: self._label(incident) for incident in incidents}
+        found: dict[str, tuple[str, str]] = {}
+        for number, rule in enumerate(self._rules, 1):
+            sources: dict[tuple[str, ...], dict[str, Labels]] = {}
+            for id_, own in labels.items():
+                if match_all(rule.source, own):
+                    sources.setdefault(_key(rule, own), {})[id_] = own
+            for id_, own in labels.items() if sources else ():
+                if id_ in found:
+                    continue
+                source = rule.find_source(own, sources.get(_key(rule, own), {}))
+                if source is not None:
+                    found[id_] = (source, f"rule {number}: {describe_rule(rule)}")
+        return found
+
+
+def describe_rule(rule: Inhibition) -> str:
+    """Returns a rule in one line: `alertname="CoolantFault" inhibits alertname="ThermalFault", equal loop`."""
+    source, target = (", ".join(map(str, matchers)) for matchers in (rule.source, rule.target))
+    return f"{source} inhibits {target}" + (f", equal {', '.join(rule.equal)}" if rule.equal else "")
+
+
+def _key(rule: Inhibition, labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels.get(name, "") for name in rule.equal)
