@@ -47,7 +47,7 @@ class Cost(Strict):
 class Impact(Strict):
     """Who suffers from an incident, frozen when it is resolved. gpus, nodes, ranks: reached, and those of jobs that are
     slow, hang or are lost.  jobs: at most 50 of job_count.  affected: nodes that only suffer, at most 100 of
-    affected_count; none of them is at fault.  text: all of it in one line."""
+    affected_count; none of them is at fault.  text: all of it in one line.  title: who is affected, for a title."""
 
     gpus: int
     nodes: int
@@ -60,6 +60,7 @@ class Impact(Strict):
     affected: list[str]
     affected_count: int
     text: str
+    title: str = ""
     as_of: Time
 
 

@@ -18,8 +18,9 @@ from starlette.responses import Response
 from pipeline.api import models
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
-from pipeline.incidents.impact_rows import read_short_impacts
+from pipeline.incidents.impact_rows import read_affected, read_short_impacts
 from pipeline.incidents.silences import Labels, Matcher, collect_labels, parse_matcher
+from pipeline.model.entity_names import add_to_title
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Incident, State, iso
 from pipeline.model.topology import Topology
@@ -89,6 +90,9 @@ def load_incidents(service: ApiContext) -> StoredIncidents:
     def read() -> StoredIncidents:
         with service.cursor() as cursor:
             rows = sorted(ledger.load_lives(cursor, 0), key=lambda i: (-i.opened, i.id))
+            affected = read_affected(cursor)
+            for incident in rows:
+                incident.summary = add_to_title(incident.summary, affected.get(incident.id, ""))
             return StoredIncidents(rows, read_short_impacts(cursor))
 
     return service.remember("incident rows", service.backend.read_revision(), read)

@@ -52,11 +52,12 @@ from pipeline.api.people_routes import Acknowledgement, act_on_incident, answer_
 from pipeline.api.query import QueryAnswer
 from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
-from pipeline.api.topology_reads import list_above
+from pipeline.api.topology_reads import list_above, load_topology_at
 from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
 from pipeline.incidents.impact_rows import read_impact
 from pipeline.incidents.paths import explain_incident
+from pipeline.model.entity_names import add_to_title
 from pipeline.model.records import SECOND, Caller, from_iso, iso
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store.schema import SCHEMA_VERSION
@@ -271,13 +272,15 @@ def incident_detail(request: Request, incident: str) -> Response:
         impact = read_impact(cursor, incident)
         topology = service.topology_copy.get()
         above = list_above(topology, cursor, found["entity"], from_iso(found["onset"]))
-    blast = compute_blast_radius(found["cause"], found["members"], topology)
+        then = load_topology_at(topology, cursor, (found["cause"], *found["members"]), from_iso(found["onset"]))
+    blast = compute_blast_radius(found["cause"], found["members"], then)
     radius = {"entities": blast.entities, "jobs": list(blast.jobs)}
     near = list_co_occurring(found["cause"], others, topology)
     version = max((row["number"] for row in found["history"]), default=0)
     more = {"blast_radius": radius, "above": above, "co_occurring": near, "version": version, "similar": similar}
     more |= {"labels": labels_of(service, incident), "impact": impact}
-    more["explanation"] = explain_incident(found, topology)
+    more["summary"] = add_to_title(found["summary"], (impact or {}).get("title", ""))
+    more["explanation"] = explain_incident(found, then)
     return answer_versioned({**found, **more, **service.advice.find(found["detector"], found["cause"])})
 
 

@@ -58,6 +58,35 @@ def list_above(topology: Topology, cursor: duckdb.DuckDBPyConnection, entity: st
     return list(topology.ancestors(entity))
 
 
+def load_topology_at(
+    topology: Topology, cursor: duckdb.DuckDBPyConnection, entities: Collection[str], time: int
+) -> Topology:
+    """Returns the topology above and below some entities as it was at a time; the present one if none of it changed.
+
+    Ranks are those of the present: they are not kept by time.
+    """
+    if not has_changed_since(cursor, time):
+        return topology
+    lines: list[Line] = []
+    for below in (True, False):
+        known, level = set(entities), list(entities)
+        while level:
+            found = read_lines(cursor, level, time, below)
+            lines += found
+            reached = dict.fromkeys(line.entity if below else line.parent for line in found)
+            level = [e for e in reached if e not in known]
+            known.update(level)
+        if below:
+            entities = known  # devices below have other parents too
+    parents: dict[str, list[str]] = {}
+    for line in dict.fromkeys((line.entity, line.parent) for line in lines):
+        parents.setdefault(line[0], []).append(line[1])
+    for rank in topology.descendants(*entities):
+        if kind_of(rank) in WORK:
+            parents[rank] = list(topology.parents.get(rank, ()))
+    return Topology(parents, topology.attributes)
+
+
 def describe_topology(cursor: duckdb.DuckDBPyConnection, entity: str, time: int) -> dict[str, Any]:
     """The answer of GET /api/v1/topology."""
     parents, below = read_lines(cursor, [entity], time), read_lines(cursor, [entity], time, below=True)

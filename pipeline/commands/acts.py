@@ -95,7 +95,7 @@ def _show_plan(act: Mapping[str, Any], given: argparse.Namespace) -> tuple[Rows,
 
 
 def describe_plan(act: Mapping[str, Any]) -> list[str]:
-    """Returns what stands above the table of guards: act, commands, jobs, and what is needed next."""
+    """Returns what stands above the table of guards: act, commands, jobs, and the next step."""
     lines = [f"{act['id']}: {act['text']}, {act['state'].replace('_', ' ')}, {act['mode']}"]
     plan = act["plan"]
     if plan is None:

@@ -106,7 +106,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         ((("--all",), {"action": "store_true", "help": "also expired mutes"}), OUTPUT),
     ),
     "budget": ("show how many wrong pages each detector had, or let it page again", (OUTPUT,)),
-    "notify": ("show what was sent to receivers, test one, or send dead messages again", (*SENT, OUTPUT)),
+    "notify": ("show messages to receivers, test one, or send dead messages again", (*SENT, OUTPUT)),
     "routes": ("show the routes of alerts, or which one an alert takes", (OUTPUT,)),
     "topology": ("check the sources of the site's topology, or show where an entity is", (OUTPUT,)),
     "calibration": (

@@ -89,7 +89,7 @@ def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
 
 
 def _describe_user(kafka: Kafka) -> str:
-    """Returns as whom, and how, the handshake logged in."""
+    """Returns the user and mechanism of the handshake."""
     if not kafka.security_protocol.startswith("SASL"):
         return "no user"
     if kafka.sasl_mechanism == "OAUTHBEARER":

@@ -23,7 +23,7 @@ FIXES = {
     "format": "the sender must send application/x-protobuf, with no compression, gzip or snappy",
     "path": "point the sender to /v1/metrics (OTLP) or /api/v1/write (remote write); only metrics are received",
     "length": "the sender must send a Content-Length: no chunked encoding",
-    "too_large": "let the sender send less at once: send_batch_max_size (Collector), max_samples_per_send (Prometheus)",
+    "too_large": "lower the sender's batch size: send_batch_max_size (Collector), max_samples_per_send (Prometheus)",
     "busy": "the disk of [spool] directory is too slow: iostat -x 1",
     "unavailable": "free the disk of [spool] directory; start the pipeline or Kafka; or raise [gateway] connections",
 }
@@ -32,7 +32,7 @@ RECENT = f"""
 SELECT rule, arg_max(reason, time) AS newest, count(*) AS number
 FROM dead_letter WHERE topic = '{OTLP}' AND time > now() - INTERVAL 1 HOUR GROUP BY 1 ORDER BY number DESC, rule
 """
-"""Query for what was rejected: (rule, newest reason, number) per rule."""
+"""Query for rejected messages: (rule, newest reason, number) per rule."""
 LOOK = f"fleetpulse sql \"SELECT time, partition, reason FROM dead_letter WHERE topic = '{OTLP}'\"; docs/otlp.md"
 
 
@@ -63,7 +63,7 @@ def check_rejected(config: Config) -> Check:
     try:
         _, rows, _ = client.query(config, RECENT)
     except FleetpulseError:
-        return Check("other senders", "info", "no pipeline answers, which would tell what it rejects")
+        return Check("other senders", "info", "no pipeline answers, which counts what it rejects")
     if not rows:
         return Check("other senders", "ok", "nothing of them was rejected in the last hour")
     named = [f"{number} dead letters, newest: {newest}" for _, newest, number in rows[:SHOWN]]

@@ -1,6 +1,6 @@
-"""`fleetpulse executor`: carries out approved acts with the credentials of the scheduler, in a process of its own.
+"""`fleetpulse executor`: carries out approved acts with the credentials of the scheduler, in a separate process.
 
-It holds no state: after a kill it asks the pipeline what was begun, and the scheduler what was done. While the pipeline
+It holds no state: after a kill it asks the pipeline which acts began, and the scheduler which ended. While the pipeline
 or the scheduler does not answer it waits; nothing is done that the pipeline has not recorded first.
 """
 

@@ -11,7 +11,7 @@ from pipeline.runtime import private_files
 
 
 def initialize(config: Config, print_line: Callable[[str], None], acls: bool = False) -> int:
-    """Creates what is missing. It can be repeated, also while a pipeline runs.
+    """Creates missing files and folders. It can be repeated, also while a pipeline runs.
 
     acls: also grants the users of agents and pipeline their rights on the brokers.
     """

@@ -1,4 +1,4 @@
-"""`fleetpulse notify` and `fleetpulse routes`: what was sent, a marked test, dead messages, and the routes of alerts.
+"""`fleetpulse notify` and `fleetpulse routes`: messages, a marked test, dead messages, routes of alerts.
 
 The receivers' part of `fleetpulse doctor` is here too, since it sends what a test would not show.
 """
@@ -83,7 +83,7 @@ def run_test(config: Config, name: str, severity: str, say: Callable[[str], None
             if result.outcome != "delivered":
                 code = max(code, 3 if answers and not answers[-1].status else 1)
                 break
-    say("the test is marked [test] and was resolved at once" if code == 0 else "the test was not accepted")
+    say("the test is marked [test] and was resolved immediately" if code == 0 else "the test was not accepted")
     return rows, TESTED, code
 
 
@@ -226,7 +226,7 @@ def _check_endpoint(endpoint: Endpoint, states: Mapping[str, Mapping[str, Any]] 
     if known is not None and known["state"] in ("failing", "down"):
         return Check(name, "fail", f"{known['answer']}, since {known['since']}", "it accepts no alerts", fix)
     if known is not None and known["dead"]:
-        meaning = "they were given up after nine attempts"
+        meaning = "they are dead after nine attempts"
         return Check(name, "warn", f"{known['dead']} dead messages", meaning, "fleetpulse notify list --state dead")
     if result is not None:
         return Check(name, "ok", f"health check: {result.text}")

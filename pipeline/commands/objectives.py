@@ -23,7 +23,7 @@ LISTS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("node", "type", "failures", "expected", "frailty", "p_lemon", "burn_in_until", "suggestion", "last"),
     "spares": ("part", "failures", "expected", "spares_poisson", "spares"),
 }
-"""What is shown -> the columns for people."""
+"""View -> the columns for people."""
 
 
 def run_objectives(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:

@@ -4,7 +4,7 @@ A restore can be killed at any step: until it is complete, PATH.restoring exists
 pipeline from starting; the same command goes on.
 
     marked    PATH.restoring is written
-    aside     what was there is in PATH.replaced, with --replace
+    aside     the old store is in PATH.replaced, with --replace
     copied    history, state and file are there, the file under another name
     named     the file has its name
     done      the mark is removed
@@ -92,7 +92,7 @@ def run_backup(config: Config, target: Path, report: Report, step: Report = lamb
 
 @contextlib.contextmanager
 def _open_source(config: Config, report: Report) -> Iterator[backup.Source]:
-    """Yields the running pipeline; without one, the files of its store, which no other process may open meanwhile."""
+    """Yields the running pipeline; without one, the files of its store, which no other process may open during it."""
     source = ApiSource(config)
     try:
         source.describe()
@@ -264,7 +264,7 @@ def _write_mark(store: Path, mark: Mapping[str, Any]) -> None:
 
 
 def _move_aside(store: Path) -> None:
-    """Moves what is there to PATH.replaced; after a kill, what is left of it."""
+    """Moves the old store to PATH.replaced; after a kill, its remains."""
     for path in _parts(store):
         if path.exists():
             private_files.make_folder(_replaced(store))

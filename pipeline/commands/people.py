@@ -46,7 +46,7 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
 
 
 def _impact_rows(incident: Mapping[str, Any]) -> Rows:
-    """Returns who suffers from an incident now, and what is known of each job, as the last rows of its history."""
+    """Returns who suffers from an incident now, and the facts of each job, as the last rows of its history."""
     impact = incident["impact"]
     if impact is None or not impact["text"]:
         return []
@@ -151,7 +151,7 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
 
 
 def run_share(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
-    """Returns what nodes have in common that others have not; for people, only what is not chance if there is some."""
+    """Returns what nodes have in common that others have not; for people, only significant values if there are some."""
     asked = {"incident": given.incident, "within": given.within}
     body = {"entities": given.entities, **{name: value for name, value in asked.items() if value}}
     found = _send(config, "/share", body)
@@ -182,7 +182,7 @@ def shorten_times(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
 
 
 def _with_person(incident: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an incident with who has it: the assignee, else who acknowledged it."""
+    """Returns an incident with its owner: the assignee, else who acknowledged it."""
     return {**incident, "who": incident["assignee"] or incident["acknowledged_by"]}
 
 

@@ -34,7 +34,7 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "assign": (
         "assign an incident to a person",
-        (INCIDENT, option("to", "the person; '-': nobody", metavar="PERSON"), COMMENT, VERSION, OUTPUT),
+        (INCIDENT, option("to", "the person; '-': none", metavar="PERSON"), COMMENT, VERSION, OUTPUT),
     ),
     "comment": ("add a comment to incidents", (INCIDENT_IDS, WHY, VERSION, OUTPUT)),
     "resolve": (
@@ -67,14 +67,14 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "silences": ("list, add, preview, edit, extend or expire silences", (ALL, OUTPUT)),
     "maintenance": ("list, add, extend or end maintenance windows", (ALL, OUTPUT)),
     "handover": (
-        "show what is open, muted and pending, and what changed since your shift began",
+        "show open, muted and pending incidents, and what changed since your shift began",
         (
             option("--hours", "length of the shift (default: 8)", type=float, default=8.0, metavar="H"),
             option("--since", "start of the shift, ISO 8601", metavar="TIME"),
             OUTPUT,
         ),
     ),
-    "audit": ("show who changed what, from where and why, and what was refused", (*AUDITED, OUTPUT)),
+    "audit": ("show who changed what, from where and why, and refused attempts", (*AUDITED, OUTPUT)),
     "act": ("list acts on machines, plan, show, follow or cancel one", (ALL, OUTPUT)),
     "token": ("create, list or revoke tokens with roles, on the host of the pipeline", (OUTPUT,)),
     "completion": (

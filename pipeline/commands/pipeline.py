@@ -206,7 +206,7 @@ class PipelineBackend:
         return {"rows": rows, "versions": versions}
 
     def export_calibration(self, version: int | None) -> Mapping[str, Any]:
-        """Returns a version as a document, or what is in force now. Raises KeyError without that version."""
+        """Returns a version as a document, or the one in force now. Raises KeyError without that version."""
         if version is None:
             return self._service.judge.calibration()
         with contextlib.closing(self.cursor()) as cursor:

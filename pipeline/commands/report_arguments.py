@@ -36,7 +36,7 @@ REPORTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             (("--within",), _WITHIN),
         ),
     ),
-    "objectives": ("show error budgets and burn rates, or what was lost, why, and what fails", (DAYS, OUTPUT)),
+    "objectives": ("show error budgets and burn rates, or losses, why, and what fails", (DAYS, OUTPUT)),
     "rma": (
         "write the packet for a return to the vendor: serials, slot, firmware, XIDs, counters, peers, tests, as a zip",
         (

@@ -1,6 +1,6 @@
 """Slurm's maintenance reservations (flag MAINT) as maintenance windows: added, changed and ended with them.
 
-`scontrol` runs on this host, as any user may. A hung one is ended after its time limit; what is known stays as it is.
+`scontrol` runs on this host, as any user may. A hung one is ended after its time limit; the known windows stay.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def link_alerts(config: Config) -> Notify:
 class PipelineService:
     """The parts of one pipeline process, its loop, and its readiness; without threads.
 
-    each_round: called by the loop, after what is due for incidents.
+    each_round: called by the loop, after the due changes of incidents.
     """
 
     each_round: tuple[Callable[[], object], ...] = ()
@@ -188,7 +188,7 @@ class PipelineService:
         try:
             locate = lambda entity: locate_entity(self.topology, entity)  # noqa: E731 - called for each new incident
             notify = link_alerts(config)
-            impact = lambda id_: "" if self.engine is None else self.engine.impact.summarize(id_)  # noqa: E731
+            impact = lambda id_: ("", "") if self.engine is None else self.engine.impact.summarize(id_)  # noqa: E731
             notes = Annotations(config, notify.external_url, impact)
             about = (self.database, notify, config.site.name, self.clock, alive)
             return Notifier(*about, locate=locate, annotate=notes)
@@ -365,7 +365,7 @@ class PipelineService:
         return True
 
     def advance_life(self) -> bool:
-        """Does to incidents what is due by the clock. Returns True: it never waits."""
+        """Makes the changes of incidents that the clock requires. Returns True: it never waits."""
         if self.engine is not None:
             self.engine.advance_life()
             self._outside_acts.record(self.database, self.clock())

@@ -85,7 +85,7 @@ class SiteReload:
             if self.site.read_changed():
                 self._fresh = self.site.merge()
         except Exception:
-            log.exception("topology files: reading failed; what was read before counts")
+            log.exception("topology files: reading failed; the last valid files count")
 
     def _apply(self, fresh: MergedTopology, membership: Membership) -> None:
         old = self.merged

@@ -18,7 +18,7 @@ def make_verbs(output: Any) -> Mapping[str, tuple[str, tuple[Any, ...]]]:
     )
     return {
         "check": (
-            "read the configured sources, or files, and list what is wrong in them",
+            "read the configured sources, or files, and list problems in them",
             (
                 (("files",), {"nargs": "*", "metavar": "FILE", "help": "files instead of the configured sources"}),
                 formats,
@@ -27,7 +27,7 @@ def make_verbs(output: Any) -> Mapping[str, tuple[str, tuple[Any, ...]]]:
             ),
         ),
         "show": (
-            "show what an entity is part of, what is part of it, since when, and which source says so",
+            "show what an entity is part of, its members, since when, and which source says so",
             (
                 (("entity",), {"metavar": "ENTITY", "help": "such as node:n042 or rack:r12"}),
                 (("--time",), {"metavar": "TIME", "help": "ISO 8601 (default: now)"}),

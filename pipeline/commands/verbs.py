@@ -126,13 +126,13 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
                 option("--executor", "for `fleetpulse executor`: it carries out acts", action="store_true"),
                 option(
                     "--on-behalf-of",
-                    "for the dashboard: it may name the person for whom it writes",
+                    "for the dashboard: it may name the person who writes",
                     action="store_true",
                 ),
                 OUTPUT,
             ),
         ),
-        "revoke": ("revoke a token at once", (option("id", "id from the list"), OUTPUT)),
+        "revoke": ("revoke a token immediately", (option("id", "id from the list"), OUTPUT)),
     },
     "node": {
         "list": (
@@ -190,7 +190,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
                     ("--severity",),
                     {
                         "choices": ("info", "warning", "critical"),
-                        "help": "label severity (default: info, which pages nobody)",
+                        "help": "label severity (default: info, which pages no one)",
                     },
                 ),
                 OUTPUT,
@@ -225,7 +225,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
         ),
         "unpin": ("follow the site again", (OUTPUT,)),
         "rollback": (
-            "forget what was learnt since a version, and learn on from it",
+            "forget values learnt since a version, and learn on from it",
             ((("of_version",), {"type": int, "metavar": "VERSION", "help": "from the history"}), OUTPUT),
         ),
         "export": (

@@ -1,7 +1,7 @@
 """What to do about an incident, and where its runbook is: the shipped advice.toml, overridden by a file of the site.
 
 The site's file replaces single keys, and is read again when it changes. One that cannot be read is an error at the
-start; later it is logged, and what was read before stays in force.
+start; later it is logged, and the last valid text stays in force.
 """
 
 from __future__ import annotations

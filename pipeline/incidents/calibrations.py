@@ -33,7 +33,7 @@ def add_calibration(
 
 
 def list_calibrations(cursor: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    """Returns the versions and what was done to them, newest first, in the form of the API."""
+    """Returns the versions and their changes, newest first, in the form of the API."""
     rows = cursor.execute(
         'SELECT version, epoch_us(time), action, "of", "user" FROM calibrations ORDER BY version DESC'
     ).fetchall()
@@ -55,7 +55,7 @@ def load_calibration(cursor: duckdb.DuckDBPyConnection, version: int) -> dict[st
 def keep_calibration(
     connection: duckdb.DuckDBPyConnection, time: int, every: int, export: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Stores what is in force as a version, if something is and the newest version is older than `every` us."""
+    """Stores the calibration in force as a version, if there is one and the newest version is older than `every` us."""
     row = connection.execute("SELECT epoch_us(max(time)) FROM calibrations WHERE action = 'learned'").fetchone()
     newest = int(row[0]) if row and row[0] is not None else 0
     if not 0 <= time - newest < every and (document := export()).get("detectors"):

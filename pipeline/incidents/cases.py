@@ -41,9 +41,9 @@ ChangeKind = Literal[
 NOTES: frozenset[ChangeKind] = frozenset(
     "acknowledged commented retitled assigned silenced inhibited held_open returned merged split feedback".split()  # type: ignore[arg-type] # noqa: SIM905
 )
-"""Kinds that receivers of alerts are not told: what people did, and what changes no alert."""
+"""Kinds that receivers of alerts do not get: what people did, and what changes no alert."""
 REPEATED: frozenset[ChangeKind] = frozenset({"escalated", "acknowledgement_expired", "worsened"})
-"""Kinds that tell receivers again what they know already."""
+"""Kinds that are sent to receivers again."""
 _LINK_STATE_SIGNALS = frozenset({"nic.state", "nic.carrier_changes"})
 QUIET_END = "no findings for 10 min, telemetry present"
 """Comment of an incident that resolved because its findings ended."""
@@ -52,7 +52,7 @@ PAIR_WINDOW = 120 * SECOND
 GENERIC_DETECTORS = frozenset({"anomaly"})
 """Detectors that report a change without its meaning: they neither corroborate nor explain other findings."""
 _INTENDED = "power_cap"
-"""Evidence of a slow device whose power somebody limited: caps of many are one decision, so they prove no fault."""
+"""Evidence of a slow device whose power a person limited: caps of many are one decision, so they prove no fault."""
 _SEVERITY_OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
 
 
@@ -64,7 +64,7 @@ class Change:
     folded_into: the incident into which this one was merged, if that resolved it.
     split_from:  the incident that had the findings before.
     life:        what a person set in the life of the incident.
-    receivers:   the only receivers that are told, by name; empty: all.
+    receivers:   the only receivers that get it, by name; empty: all.
     """
 
     kind: ChangeKind
@@ -90,7 +90,7 @@ class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - a plain name
 class Condition:
     """The findings of one detector about one entity: newest summary, highest level, strongest score and its signals.
 
-    intended: somebody set what it shows, so that it corroborates no other.
+    intended: a person set what it shows, so that it corroborates no other.
     """
 
     detector: str

@@ -82,7 +82,7 @@ class CauseRules:
         return self.solver.rates
 
     def start_instant(self, time: int, is_monitored: Callable[[str], bool] | None) -> None:
-        """Sets what is monitored now, and adds the time since the last instant to the time observed."""
+        """Sets the monitored entities, and adds the time since the last instant to the time observed."""
         self.time, self.solver.is_monitored = time, is_monitored
         self.rates.advance(time)
 
@@ -315,7 +315,7 @@ class CauseRules:
         return found
 
     def _over(self, case: Case) -> tuple[str, ...]:
-        """Returns what may be the cause of a case: its suspect, what is above, and the network around it."""
+        """Returns the possible causes of a case: its suspect, its ancestors, and the network around it."""
         entity = case.incident.entity
         return self.causes_near(entity)
 

@@ -92,7 +92,7 @@ def assess(
 
 
 def make_explanation(case: Case, assessed: Assessment) -> dict[str, Any]:
-    """Returns the `explanation` of an incident: evidence, prior, and other causes that share what is left."""
+    """Returns the `explanation` of an incident: evidence, prior, and other causes that share the rest."""
     kind, left = kind_of(case.incident.cause), 1 - assessed.confidence
     weights = [math.exp(max(-30.0, min(0.0, odds - assessed.others[0][1]))) for _, odds in assessed.others]
     known = FACTOR_KINDS.get(kind)

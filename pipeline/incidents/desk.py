@@ -88,7 +88,7 @@ class Desk:
 
         has_telemetry: whether an entity sends telemetry now; without it, missing data counts as quiet.
         now: the clock (UTC us); None: the time of the instant.
-        is_monitored: whether an entity has telemetry of its own now; without it, all members of a group have.
+        is_monitored: whether an entity sends telemetry itself now; without it, all members of a group have.
         """
         if time < self.time:
             return []

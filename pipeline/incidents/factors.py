@@ -1,7 +1,7 @@
 """Factors: what may fail and reach several devices, and which devices each reaches. One index over one topology.
 
 A factor is a node, what contains or supplies nodes (rack, row, pod, CDU, PDU), the network (leaf, rail), work (job,
-stage), a software version, or a version that changed lately. Each counts its members in units of one kind, so that
+stage), a software version, or a version that changed recently. Each counts its members in units of one kind, so that
 eight hot GPUs of a node are one unit of a rack. Entities that the topology does not know belong to the node, rack and
 job that their name or their labels say.
 """
@@ -30,7 +30,7 @@ class FactorKind:
     """What one kind of factor does.
 
     per_day:  faults of one such factor a day (prior). unit: kind of the members that are counted; "": its parts.
-    families: of detectors that find its symptoms; None: all. together: families that one fault shows at once.
+    families: of detectors that find its symptoms; None: all. together: families that one fault shows together.
     silence:  weight of members that show nothing: 1, or less where most may rightly show nothing.
     """
 
@@ -111,7 +111,7 @@ class FactorIndex:
     _supplies: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def refresh(self, time: int) -> None:
-        """Rebuilds what the topology changed, and what is no longer recent; where only jobs changed, only those."""
+        """Rebuilds what the topology changed, and versions that are no longer recent; of changed jobs only those."""
         seen = self.topology.device_version, self.topology.version
         if self._versions_seen == seen and time < self._expires:
             return
@@ -199,7 +199,7 @@ class FactorIndex:
         return known or self.topology.ancestor_of_kind(entity, kind)
 
     def _direct(self, entity: str, kinds: frozenset[str]) -> list[str]:
-        """Returns the parents of some kinds with what is above those, else the ancestors of these kinds."""
+        """Returns the parents of some kinds with their ancestors, else the ancestors of these kinds."""
         near = [e for e in self.topology.parents[entity] if kind_of(e) in kinds]
         over = [*near, *(a for e in near for a in self.topology.ancestors(e))] or self.topology.ancestors(entity)
         return [e for e in over if kind_of(e) in kinds]

@@ -82,7 +82,7 @@ class ImpactBook:
         time: int,
         read_losses: Callable[[str], dict[str, JobLoss]] = lambda incident: {},
     ) -> None:
-        """Follows changes as people see them: measures what is open, and freezes what is resolved.
+        """Follows changes as people see them: measures open incidents, and freezes resolved ones.
 
         read_losses: incident -> what it cost before, for one that is reopened.
         """
@@ -109,11 +109,11 @@ class ImpactBook:
         return dict(self.tracked), dict(self.dirty)
 
     def restore_state(self, state: tuple[dict[str, Tracked], dict[str, Tracked]]) -> None:
-        """Returns to the incidents of an earlier state; what was measured stays."""
+        """Returns to the incidents of an earlier state; measurements stay."""
         self.tracked, self.dirty = state
 
     def _freeze(self, known: Tracked, change: Change, time: int) -> None:
-        """Keeps what an incident cost until its end; what was merged goes on in the other."""
+        """Keeps what an incident cost until its end; a merged one goes on in the other."""
         incident = change.incident
         self._measure(known, min(time, incident.resolved or time))
         into = self.tracked.get(change.folded_into or "")
@@ -198,7 +198,7 @@ class ImpactBook:
     def _find_fact(self, tracked: Tracked, loss: JobLoss) -> Fact | None:
         """Returns what findings say about the job or the parts that the incident names; losses first."""
         incident, named = tracked.incident, [loss.job]
-        if loss.job in tracked.reach.jobs:  # beside the fault only what is said about the job itself counts
+        if loss.job in tracked.reach.jobs:  # beside the fault only findings about the job itself count
             named += [incident.cause, *incident.members[:MOST_AFFECTED]]
         found = [fact for entity in dict.fromkeys(named) if (fact := self.facts.get(entity)) is not None]
         return min(found, key=lambda fact: fact.state != "lost", default=None)
@@ -253,7 +253,7 @@ class ImpactBook:
             "affected_count": len(affected),
             "as_of": iso(tracked.measured),
         }
-        return {**found, "text": describe_impact(found)}
+        return {**found, "text": describe_impact(found), "title": name_affected(found)}
 
     def _split(self, tracked: Tracked) -> tuple[set[str], set[str]]:
         topology = self.jobs.topology
@@ -281,10 +281,13 @@ class ImpactBook:
         found = (self.prices.model_prices[model] for model in models if model in self.prices.model_prices)
         return next(found, self.prices.price_per_gpu_hour)
 
-    def summarize(self, incident: str) -> str:
-        """Returns who suffers from an incident, as one line for alerts; empty if nothing is known to."""
+    def summarize(self, incident: str) -> tuple[str, str]:
+        """Returns who suffers from an incident, as one line and for a title; empty if nothing is known to."""
         tracked = self.tracked.get(incident) or self.dirty.get(incident)
-        return "" if tracked is None else str(self.describe(tracked)["text"])
+        if tracked is None:
+            return "", ""
+        found = self.describe(tracked)
+        return str(found["text"]), str(found["title"])
 
 
 def _count_together(own: frozenset[str], others: Sequence[frozenset[str]]) -> int:
@@ -315,6 +318,24 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
         money = f" ({cost['amount']:,.0f} {cost['currency']})" if cost else ""
         shown.append(f"{lost:,.1f} GPU-h lost{money}, {rate:,.1f} GPU-h per hour")
     return "; ".join(shown)
+
+
+def name_affected(impact: Mapping[str, Any]) -> str:
+    """Returns who is affected, for a title: `job 81 hangs (512 GPUs)`, `rank 79 of job 81 on it`; empty: no job."""
+    suffering = [j for j in impact["jobs"] if j["state"] in SUFFERS]
+    if len(suffering) > 1:
+        return f"{len(suffering)} jobs suffer ({_count(sum(j['gpus'] for j in suffering), 'gpu')})"
+    if suffering:
+        job = suffering[0]
+        state = f"{100 * job['slowdown']:.0f} % slower" if job["state"] == "slow" else _WORDS[job["state"]]
+        return f"{entity_name(job['job'])} {state} ({_count(job['gpus'], 'gpu')})"
+    if not impact["job_count"]:
+        return ""
+    job = impact["jobs"][0]
+    if impact["job_count"] > 1:
+        return f"{impact['job_count']} jobs on it"
+    ranks = job["rank_names"]
+    return f"{entity_name(ranks[0] if len(ranks) == 1 and job['ranks'] == 1 else job['job'])} on it"
 
 
 def _describe_job(job: Mapping[str, Any]) -> str:

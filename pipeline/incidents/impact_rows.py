@@ -195,6 +195,12 @@ def read_short_impacts(cursor: duckdb.DuckDBPyConnection) -> Mapping[str, dict[s
     return {incident: dict(zip(names, values, strict=True)) for incident, *values in rows}
 
 
+def read_affected(cursor: duckdb.DuckDBPyConnection) -> Mapping[str, str]:
+    """Returns incident -> who is affected, for its title."""
+    query = "SELECT incident, detail ->> '$.title' AS title FROM impact WHERE title <> ''"
+    return dict(cursor.execute(query).fetchall())
+
+
 _LIST = """
 WITH run AS (SELECT * FROM jobs WHERE ($1 IS NULL OR job = $1) AND ($2 OR ended IS NULL)),
      harm AS (

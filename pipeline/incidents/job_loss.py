@@ -50,7 +50,7 @@ def read_fact(finding: Finding) -> Fact | None:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is known about a job as an incident is measured. fact: what findings say.  owner: the incident that counts
+    """The known facts about a job as an incident is measured. fact: what findings say.  owner: the incident that counts
     what the job loses.  mine: this incident."""
 
     time: int

@@ -1,4 +1,4 @@
-"""The pace of training jobs by the steps that their ranks report: minute by minute, and what is usual for each job.
+"""The pace of training jobs by the steps that their ranks report: minute by minute, and the usual pace of each job.
 
 In synchronous training all ranks share the step, so the median of the ranks is the step of the job. A job is compared
 with its own past: the median of the minutes before a moment. Medians of minutes keep checkpoints, evaluations and
@@ -32,7 +32,7 @@ LEAST_HANG, NEW_HANG = 60 * SECOND, 120 * SECOND
 """Time without a step from which a job may hang; of a job watched for less than an hour the longer one. Chosen."""
 _OF_STEPS, _OF_PAUSES = 3.0, 1.5  # times the usual step, and the longest pause so far, that are no hang; chosen
 _RECENT = 3  # closed minutes whose median, with the open one, is the pace now; chosen
-_REWOUND = 0.05  # share of the step number below which a counter began anew instead of at a checkpoint; chosen
+_REWOUND = 0.05  # share of the step number below which a counter restarted at zero instead of at a checkpoint; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class JobPace:
 
     minutes: closed ones, oldest first.   moved_at: newest step.   first_at: since when it is watched.
     step: number of the newest step.   changed_at: since when it is slower than usual.
-    rewound: (time, steps) of restarts from a checkpoint; steps is None if the counter began anew.
+    rewound: (time, steps) of restarts from a checkpoint; steps is None if the counter restarted.
     """
 
     minutes: deque[Minute] = field(default_factory=lambda: deque(maxlen=KEPT_MINUTES))

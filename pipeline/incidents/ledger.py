@@ -308,7 +308,7 @@ def _write_findings(
 
 
 def _merge_finding(known: Finding, f: Finding) -> Finding:
-    """Merges a finding with a later one as _FINDINGS does: what is written together must not change the row."""
+    """Merges a finding with a later one as _FINDINGS does: findings written together must not change the row."""
     time = max(known.time, f.time)
     if _strength(f) >= _strength(known):
         return replace(f, time=time)
@@ -396,7 +396,7 @@ def _decode_explanation(text: str | None) -> Mapping[str, Any]:
 
 
 def encode_life(life: Life) -> str:
-    """Returns the fields that differ from those of an incident that nobody touched, as JSON."""
+    """Returns the fields that differ from those of an incident without changes by people, as JSON."""
     return json.dumps({name: value for name, value in dataclasses.asdict(life).items() if value != _FIELDS[name]})
 
 

@@ -211,7 +211,7 @@ class LifeBook:
     # --- storms -------------------------------------------------------------------------------------
 
     def _joins_storm(self, incident: Incident, before: Incident | None, now: int) -> bool:
-        """Counts a page that receivers are told of; returns whether a storm stands for it."""
+        """Counts a page that receivers get; returns whether a storm represents it."""
         if incident.severity != "page" or incident.state != "open" or incident.life.inhibited_by:
             return False
         window = int(self.rules.storm_minutes * _MINUTE)
@@ -362,7 +362,7 @@ class LifeBook:
         return times
 
     def _forget(self, now: int) -> None:
-        """Drops what was resolved long ago; the store keeps it."""
+        """Drops incidents resolved long ago; the store keeps it."""
         old = [i.id for i in self.shown.values() if i.resolved is not None and now - max(i.resolved, i.updated) > KEPT]
         for id_ in old:
             del self.shown[id_]

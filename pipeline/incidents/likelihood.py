@@ -14,7 +14,7 @@ WINDOW = 120 * SECOND
 """Onsets are known to two intervals of the slowest collectors (60 s): closer ones are taken as this far apart."""
 MISS = 0.5
 """Chance that a member of a failed group shows nothing: one of the two line cards of a switch carries half of its
-ports, and a device at rest gets neither hot nor slow. Assumed; nobody publishes it."""
+ports, and a device at rest gets neither hot nor slow. Assumed; not published."""
 SHIPPED_RATE = 0.1
 """Conditions per node-day and family before the site has measured its own: three times the 262 false tickets per 1,000
 node-days that the detectors raised on a fleet of other physics, over eight families. It counts as one condition."""

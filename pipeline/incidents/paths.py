@@ -1,6 +1,6 @@
 """Why an incident has its cause: the findings that it explains, each with the path from the cause and how it shows.
 
-Computed when somebody reads the incident, from the topology of that moment. What was weighed is stored with it
+Computed when a person reads the incident, from the topology at its onset. The weighed causes are stored with it
 (Incident.explanation).
 """
 

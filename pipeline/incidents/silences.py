@@ -37,7 +37,7 @@ ALERT_NAMES = {
     "thermal": "ThermalFault",
 }
 MAINTENANCE_GRACE = 900 * SECOND
-"""After the end of a maintenance window, what is still found is judged: devices take minutes to settle. Chosen."""
+"""After the end of a maintenance window, findings that persist are judged: devices take minutes to settle. Chosen."""
 MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""
 MAX_MATCHERS, MAX_MATCHER_CHARACTERS = 20, 100_000

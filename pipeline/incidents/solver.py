@@ -5,7 +5,7 @@ A shared fault F with n affected and s silent members (section "Root cause" of d
     G(F) = ln P(F fails in T) + n ln((1 - MISS) / p) + w s ln(MISS / (1 - p))
 
 T is the time within which the members began, p the chance that a member begins by itself in T, w the weight of silence.
-All factors are weighed at once in numpy: pairs of a factor and an affected unit, sorted by factor and onset, with
+All factors are weighed together in numpy: pairs of a factor and an affected unit, sorted by factor and onset, with
 cumulative sums from the end, so that every beginning of the time span is tried. The form is that of maximum-posterior
 explanations: SCORE (Kompella et al., NSDI 2005) and Flock (Harsh et al., CoNEXT 2023).
 """
@@ -30,7 +30,7 @@ from pipeline.model.topology import WORK, Topology, kind_of
 MOST_COUNTED = 256
 """Members of a factor that are asked whether they are silent; of more, an even sample is asked. Chosen: it gives the
 share to 6 %, and keeps the sum over all factors below a tenth of a second."""
-_TOGETHER = "+"  # the group in which all families count that one fault of the kind shows at once
+_TOGETHER = "+"  # the group in which all families count that one fault of the kind shows together
 Floats = NDArray[np.float64]
 Pair = tuple[str, str, str]
 """Factor, group of families, unit."""
@@ -68,7 +68,7 @@ class Solver:
 
     explains:     whether a fault of a factor can have a finding (detector, entity) as a symptom.
     rates:        how often a condition begins by chance.
-    is_monitored: whether an entity sends telemetry of its own; without it, all do.
+    is_monitored: whether an entity sends telemetry itself; without it, all do.
     """
 
     index: FactorIndex
@@ -159,10 +159,10 @@ class Solver:
 
     def _count_silent(self, factor: str, affected: Sequence[str]) -> int:
         """Returns how many monitored members of a factor show nothing, at most as many as outweigh the affected."""
-        struck, units = set(affected), self._members(factor, affected)
+        hit, units = set(affected), self._members(factor, affected)
         step = max(1, len(units) // MOST_COUNTED)
         asked = units[::step]
-        return round(sum(self._is_silent(unit, struck) for unit in asked) * len(units) / max(1, len(asked)))
+        return round(sum(self._is_silent(unit, hit) for unit in asked) * len(units) / max(1, len(asked)))
 
     def _members(self, factor: str, affected: Sequence[str]) -> Sequence[str]:
         """Returns the units of a factor: parts of the affected kinds of a node, racks where only racks are affected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 TITLE_LENGTH = 80
@@ -58,6 +59,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "detector": ("detector", "detectors"),
     "objective": ("objective", "objectives"),
 }
+_NAMES_WORK = re.compile(r"\b(jobs?|ranks?|stages?)\b", re.IGNORECASE)
 _OF_A_JOB = ("rank", "stage")
 _VERSIONS = ("version", "change")
 """Kinds whose names are `attribute=version`, which has dots of its own."""
@@ -84,6 +86,17 @@ def pager_title(entity: str, text: str) -> str:
     name = entity_name(entity)
     title = f"{name if name == entity else name[:1].upper() + name[1:]}: {text}"
     return title if len(title) <= TITLE_LENGTH else f"{title[: TITLE_LENGTH - 1].rstrip(' ,;:')}…"
+
+
+def add_to_title(title: str, affected: str) -> str:
+    """`CDU c2: flow 193 L/min, minimum 225; job 81 hangs (64 GPUs)`: a title with who is affected. The number of GPUs,
+    then all of it, is left out if that is longer than TITLE_LENGTH; also if the title names a job or rank itself."""
+    if not affected or _NAMES_WORK.search(title):
+        return title
+    for text in (affected, affected.partition(" (")[0]):
+        if len(title) + len(text) + 2 <= TITLE_LENGTH:
+            return f"{title}; {text}"
+    return title
 
 
 def short_number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Annotations of alerts beside the title: who suffers, what to do, and where the runbook is."""
+"""Annotations of alerts: the title with who is affected, who suffers, what to do, and where the runbook is."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from collections.abc import Callable, Mapping
 
 from pipeline.config.sections import Config
 from pipeline.incidents.advice import AdviceBook
+from pipeline.model.entity_names import add_to_title
 from pipeline.model.records import Incident
 
 
 class Annotations:
-    """Makes the annotations of incidents. find_impact: id of an incident -> who suffers, in one line; empty: unknown.
+    """Makes the annotations of incidents. find_impact: id of an incident -> who suffers, in one line and for a title;
+    empty: unknown.
 
     Raises ConfigError if the site's advice cannot be read.
     """
 
-    def __init__(self, config: Config, pages: str, find_impact: Callable[[str], str]) -> None:
+    def __init__(self, config: Config, pages: str, find_impact: Callable[[str], tuple[str, str]]) -> None:
         self._advice = AdviceBook(config.incidents.advice_file, f"{pages.rstrip('/')}/detectors")
         self._find_impact = find_impact
 
     def __call__(self, incident: Incident) -> Mapping[str, str]:
-        """Returns `impact`, `suggested_action` and `runbook_url`, without empty ones."""
+        """Returns `summary`, `impact`, `suggested_action` and `runbook_url`, without empty ones."""
         found = self._advice.find(incident.detector, incident.cause)
-        notes = {"impact": self._find_impact(incident.id), "suggested_action": found["advice"]}
-        return {name: text for name, text in {**notes, "runbook_url": found["runbook_url"]}.items() if text}
+        impact, affected = self._find_impact(incident.id)
+        notes = {**found, "summary": add_to_title(incident.summary, affected), "impact": impact}
+        notes["suggested_action"] = notes.pop("advice")
+        return {name: text for name, text in notes.items() if text}

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 MAX_IDLE = 16
-"""Connections that are kept open for one receiver. Chosen: twice what is sent at a time."""
+"""Connections that are kept open for one receiver. Chosen: twice the messages at a time."""
 
 
 class CheckedConnection(http.client.HTTPConnection):
@@ -55,7 +55,7 @@ class CheckedConnection(http.client.HTTPConnection):
         return socket.create_connection((self._addresses[-1], self.port), share)
 
     def acknowledge_quickly(self) -> None:
-        """Confirms the next bytes at once: a receiver that writes head and body apart else waits 40 ms for it."""
+        """Confirms the next bytes immediately: a receiver that writes head and body apart else waits 40 ms for it."""
         if self.sock is not None and hasattr(socket, "TCP_QUICKACK"):
             with contextlib.suppress(OSError):  # a socket that failed: reading the response reports it
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

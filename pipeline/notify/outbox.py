@@ -243,7 +243,7 @@ class Notifier:
 
     def _send_batch(self, name: str, due: Sequence[DuePayload], ended: Callable[[], bool]) -> None:
         """Sends payloads in order over connections that stay open; the first alone, so that nothing more is sent while
-        results cannot be stored. What was sent is stored, also at the end and if the receiver fails."""
+        results cannot be stored. Each result is stored, also at the end and if the receiver fails."""
         health, settled, pool = self.health[name], Settlements(self._store, name), ConnectionPool()
         call = functools.partial(self._call, pool=pool)
         sender: OrderedSender[DuePayload, delivery.PostResult] = OrderedSender(
@@ -286,7 +286,7 @@ class Notifier:
         self._last_clock[name] = now
 
     def send_watchdog(self, name: str) -> None:
-        """Sends what is due at intervals: the Watchdog, all firing alerts to what needs them, or a health check.
+        """Sends periodic messages: the Watchdog, all firing alerts to what needs them, or a health check.
 
         None of these is retried: the absence of the Watchdog is the alarm.
         """

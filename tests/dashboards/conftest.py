@@ -309,7 +309,7 @@ class Api:
     def hand_over(self, query: dict[str, list[str]]) -> dict[str, Any]:
         """Returns a handover."""
         unresolved = [i for i in self.incidents.values() if i["state"] != "resolved"]
-        late = {"time": iso(NOW), "id": "A1", "what": "page that nobody took", "about": "rank:81.17 is slow"}
+        late = {"time": iso(NOW), "id": "A1", "what": "page without an owner", "about": "rank:81.17 is slow"}
         return {
             "since": query.get("since", [iso(NOW - 8 * 3600 * SECOND)])[0],
             "now": iso(NOW),

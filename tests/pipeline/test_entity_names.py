@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.model.entity_names import entity_name, pager_title, short_duration, short_number
+from pipeline.model.entity_names import (
+    TITLE_LENGTH,
+    add_to_title,
+    entity_name,
+    pager_title,
+    short_duration,
+    short_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +63,25 @@ def test_a_number_in_a_title_is_rounded(value: float, text: str) -> None:
 def test_a_duration_has_one_unit(seconds: float, text: str) -> None:
     """The unit is the largest of which there are two at least."""
     assert short_duration(seconds) == text
+
+
+JOB = "job 4711 hangs (64 GPUs)"
+SLOW = "GPU 7 of n010: thermal throttle, rank 79 is 31 % slow"
+
+
+@pytest.mark.parametrize(
+    ("title", "affected", "shown"),
+    [
+        ("Port mlx5_2 of n034: 1 flap", JOB, f"Port mlx5_2 of n034: 1 flap; {JOB}"),
+        ("x" * 60, JOB, f"{'x' * 60}; job 4711 hangs"),
+        ("x" * 70, JOB, "x" * 70),
+        (SLOW, "job 81 slower", SLOW),
+        ("CDU c2: flow 193 L/min", "", "CDU c2: flow 193 L/min"),
+        ("Leaf switch l1: 9 links down", f"job {'<b>' * 84} on it", "Leaf switch l1: 9 links down"),
+    ],
+)
+def test_a_title_says_who_is_affected_if_it_fits_and_does_not_say_so_itself(
+    title: str, affected: str, shown: str
+) -> None:
+    assert add_to_title(title, affected) == shown
+    assert len(shown) <= TITLE_LENGTH

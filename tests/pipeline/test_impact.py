@@ -106,6 +106,7 @@ def test_a_job_at_a_quarter_longer_steps_loses_a_fifth_of_its_gpu_hours() -> Non
     impact = world.impact()
     assert (impact["gpus"], impact["nodes"], impact["ranks"]) == (48, 6, 48)
     assert impact["text"] == "job 81 25 % slower, rank 3, 48 GPUs; 9.6 GPU-h lost, 9.6 GPU-h per hour"
+    assert impact["title"] == "job 81 25 % slower (48 GPUs)"
 
 
 def test_a_link_incident_names_the_job_that_hangs_and_the_rank_on_its_gpu() -> None:
@@ -118,6 +119,7 @@ def test_a_link_incident_names_the_job_that_hangs_and_the_rank_on_its_gpu() -> N
     assert job["basis"] == "no step for 30 min; reaches rank 21 of job 81"
     assert job["lost_gpu_hours"] == pytest.approx(48 * 0.5, rel=0.01)
     assert world.impact()["text"].startswith("job 81 hangs, rank 21, 48 GPUs; 24.")
+    assert world.impact()["title"] == "job 81 hangs (48 GPUs)"
 
 
 def test_a_hang_that_ends_is_counted_until_the_first_step_after_it() -> None:
@@ -154,6 +156,7 @@ def test_a_job_without_steps_has_no_slowdown_and_says_which_ranks_are_reached() 
     assert (job["state"], job["slowdown"], job["lost_gpu_hours"]) == ("unknown", None, 0.0)
     assert job["basis"] == "slowdown not measured: the job reports no steps; reaches rank 21 of job 81"
     assert world.impact()["text"] == "reaches 1 rank of job 81, slowdown not measured"
+    assert world.impact()["title"].endswith(" of job 81 on it")
 
 
 def test_a_job_without_steps_is_lost_with_the_host_that_a_finding_says_is_dead() -> None:

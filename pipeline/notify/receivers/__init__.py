@@ -98,7 +98,7 @@ def rank_alert(alert: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InboundEvent:
-    """What somebody did at a receiver. incident: our incident, or the group of alerts.  person: empty if no person.
+    """What a person did at a receiver. incident: our incident, or the group of alerts.  person: empty if no person.
 
     kind: acknowledged, resolved, annotated, reassigned, ...; `ping` for a test.
     """
@@ -142,7 +142,7 @@ class Endpoint:
         raise TypeError(f"{type(self).__name__} sends no messages")
 
     def probe(self, call: Call) -> PostResult | None:
-        """Runs the receiver's own health check, which nobody sees; None if it has none."""
+        """Runs the receiver's own health check, which no person sees; None if it has none."""
         return None
 
     def read_webhook(self, signature: str, body: bytes) -> InboundEvent:

@@ -128,7 +128,7 @@ def test_a_handover_has_what_is_open_muted_pending_and_changed(site, call):
     assert [i["id"] for i in found["open"]] == [page, old]
     assert [i["id"] for i in found["muted"]["incidents"]] == [quiet]
     pending = sorted(row["what"] for row in found["pending"])
-    assert pending == ["acknowledgement of bob expires", "page that nobody took", "silence of ann ends"]
+    assert pending == ["acknowledgement of bob expires", "page without an owner", "silence of ann ends"]
     assert {row["id"]: row["changes"] for row in found["changed"]} == {page: ["opened"], quiet: ["opened", "silenced"]}
     text = call("GET", "/handover", Accept="text/plain").text
     assert max(map(len, text.splitlines())) <= 120

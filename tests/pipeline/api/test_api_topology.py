@@ -131,4 +131,20 @@ def test_an_incident_is_explained_by_the_topology_of_its_time(
 ) -> None:
     open_incident("i1", "node:n1")
     database.connection.execute("UPDATE incidents SET onset = make_timestamptz(?)", [moved - SECOND])
-    assert client.get("/api/v1/incidents/i1").json()["above"] == ["rack:r8"]
+    found = client.get("/api/v1/incidents/i1").json()
+    assert found["above"] == ["rack:r8"]
+
+
+def test_the_blast_radius_of_an_incident_is_that_of_its_onset(
+    client: httpx.Client, moved: int, open_incident: Callable[..., None], database: Database
+) -> None:
+    open_incident("i1", "rack:r8")
+    open_incident("i2", "rack:r9")
+
+    def count(id_: str, kind: str) -> int:
+        return int(client.get(f"/api/v1/incidents/{id_}").json()["blast_radius"]["entities"].get(kind, 0))
+
+    assert count("i1", "node") == 0
+    database.connection.execute("UPDATE incidents SET onset = make_timestamptz(?)", [moved - SECOND])
+    assert (count("i1", "node"), count("i2", "node")) == (1, 0)
+    assert count("i1", "gpu") >= 1
