@@ -8,7 +8,10 @@ if TYPE_CHECKING:
 
 FORMS = ("table", "json", "jsonl", "csv")
 OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of the data on stdout (default: table)"})
-CONFIG = (("--config",), {"metavar": "FILE", "help": "TOML (default: FLEETPULSE_CONFIG, else ./fleetpulse.toml)"})
+CONFIG = (
+    ("--config",),
+    {"metavar": "FILE", "help": "TOML (default: FLEETPULSE_CONFIG, ./fleetpulse.toml, or in /etc/fleetpulse)"},
+)
 INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
 TARGET = {"metavar": "FILE"}
 COMPARED = (("--compare",), {"type": int, "metavar": "VERSION", "help": "beside those of an earlier version"})

@@ -17,16 +17,18 @@ from pipeline.model.errors import ConfigError
 
 DROP_INS = "conf.d"
 GROUPS = "groups"
+HOST = Path("/etc/fleetpulse/fleetpulse.toml")
+"""Where packages and `fleetpulse setup` put it; what units name."""
 NODES = "nodes"
 NODE_VARIABLE = "FLEETPULSE__AGENT__NODE"
 Table = dict[str, Any]
 
 
 def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Returns --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml if it exists."""
+    """Returns --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml or that of the host, if one exists."""
     if chosen := path or environ.get("FLEETPULSE_CONFIG"):
         return Path(chosen)
-    return Path("fleetpulse.toml") if Path("fleetpulse.toml").exists() else None
+    return next((usual for usual in (Path("fleetpulse.toml"), HOST) if usual.exists()), None)
 
 
 def list_files(path: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """The configuration file: one dataclass per section, and `load`, which reads the TOML file.
 
-Read from --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml, else defaults. FLEETPULSE__SECTION__KEY overrides a
-key. Unknown keys are errors with a suggestion.
+Read from --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml, else /etc/fleetpulse/fleetpulse.toml, else
+defaults. FLEETPULSE__SECTION__KEY overrides a key. Unknown keys are errors with a suggestion.
 """
 
 from __future__ import annotations

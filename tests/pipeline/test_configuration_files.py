@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.commands.arguments import build_parser
 from pipeline.commands.configuration import find_fixed_changes, run_config
+from pipeline.config import files
 from pipeline.config.sections import load_config
 from pipeline.model.errors import ConfigError, UsageError
 from tests.until import until
@@ -100,6 +101,17 @@ def test_errors_name_the_drop_in_or_the_group(main: Path, text: str, said: str) 
     with pytest.raises(ConfigError) as caught:
         load_config(main, as_node("n1"))
     assert said in str(caught.value)
+
+
+def test_without_a_name_the_folder_counts_before_the_host(
+    main: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "HOST", main)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert load_config(None, {}).source == str(main)
+    Path("fleetpulse.toml").write_text("")
+    assert load_config(None, {}).source == "fleetpulse.toml"
 
 
 def rows(*words: str) -> list[dict[str, Any]]:
