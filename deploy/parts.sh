@@ -16,6 +16,7 @@
 #   dist       what `make dist` needs: nfpm, built from its Go module, patchelf, strip and rpm
 #   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
 #   oidc       Node.js and a certified OpenID Connect provider, for the dashboard's login
+#   shells     zsh and fish, which execute their completion
 #   promtool   Prometheus' own checks, of the distribution
 #   spark      a Spark in a virtual environment of its own, which reads the sealed files: 450 MB
 #   torch      a PyTorch for processors, for the training callback and the canary's GPU code: 150 MB, 650 MB installed
@@ -140,6 +141,11 @@ part_infiniband() {
     echo "parts: ibsim, opensm and infiniband-diags are there"
 }
 
+part_shells() {
+    have zsh && have fish || get "zsh and fish" zsh fish
+    echo "parts: zsh and fish are there"
+}
+
 part_lldp() {
     have_command lldpd || get lldpd lldpd
     echo "parts: lldpd is there"
@@ -257,6 +263,7 @@ part_redfish
 part_infiniband
 part_lldp
 part_node_exporter
+part_shells
 part_kafka
 part_kerberos
 part_slurm

@@ -43,6 +43,7 @@ RARE_PARTS = (
         "oidc",
         "prometheus",
         "redfish",
+        "shells",
         "slurm",
     ),
     "torch",

@@ -32,21 +32,17 @@ def list_words() -> dict[str, list[str]]:
 
 
 def list_choices() -> dict[str, list[str]]:
-    """Returns option -> its choices; options of one name have the same choices everywhere, or are left out."""
+    """Returns `command option` -> its choices; options whose choices differ between verbs of a command are left out."""
     found: dict[str, list[str]] = {}
     mixed = set()
-    for options in _all_options():
-        for flags, settings in options:
-            words = [str(choice) for choice in settings.get("choices", ())]
-            for flag in (f for f in flags if f.startswith("--")):
-                if found.setdefault(flag, words) != words:
-                    mixed.add(flag)
-    return {flag: words for flag, words in found.items() if words and flag not in mixed}
-
-
-def _all_options() -> list[tuple[tuple[Any, Mapping[str, Any]], ...]]:
-    every = [options for _, options in COMMANDS.values()]
-    return every + [own for verbs in VERBS.values() for _, own in verbs.values()]
+    for name, (_, options) in COMMANDS.items():
+        for own in (options, *(own for _, own in VERBS.get(name, {}).values())):
+            for flags, settings in own:
+                words = [str(choice) for choice in settings.get("choices", ())]
+                for key in (f"{name} {flag}" for flag in flags if flag.startswith("--")):
+                    if found.setdefault(key, words) != words:
+                        mixed.add(key)
+    return {key: words for key, words in found.items() if words and key not in mixed}
 
 
 def _option_words(options: tuple[tuple[Any, Mapping[str, Any]], ...]) -> list[str]:
@@ -62,12 +58,14 @@ def _option_words(options: tuple[tuple[Any, Mapping[str, Any]], ...]) -> list[st
 
 def _bash() -> str:
     cases = "\n".join(f'    "{key}") words="{" ".join(words)}" ;;' for key, words in list_words().items())
-    choices = "\n".join(f'    {flag}) words="{" ".join(words)}" ;;' for flag, words in list_choices().items())
+    choices = "\n".join(f'    "{key}") words="{" ".join(words)}" ;;' for key, words in list_choices().items())
     return f"""# fleetpulse completion for bash: source <(fleetpulse completion bash)
 _fleetpulse() {{
   local words="" key="" current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
   case "$previous" in
     --config|--token-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+  esac
+  case "${{COMP_WORDS[1]}} $previous" in
 {choices}
   esac
   if [ -z "$words" ]; then
