@@ -192,7 +192,14 @@ def _pump(unit: Unit) -> str:
 
 
 def _value(value: float | None, unit: str) -> str:
-    return '<span class="fp-unknown">not measured</span>' if value is None else escape(quantity(round(value, 2), unit))
+    return (
+        '<span class="fp-unknown">not measured</span>' if value is None else _one_line(quantity(round(value, 2), unit))
+    )
+
+
+def _one_line(text: str) -> str:
+    """Returns a number with its unit as markup that no narrow column breaks in two."""
+    return f'<span class="fp-one-line">{escape(text)}</span>'
 
 
 def watts(value: float) -> str:

@@ -79,7 +79,7 @@ def _row(incident: Incident, now: int) -> dict[str, Any]:
         "detector": incident.detector,
         "age": age((until - incident.onset) / SECOND),
         "members": amount(len(incident.members), "member", "members"),
-        "confidence": "" if incident.confidence is None else f"{incident.confidence:.0%}",
+        "confidence": "" if incident.confidence is None else f"{incident.confidence * 100:.0f} %",
         "state": STATE[incident.state],
         "owner": life.assignee or (life.acknowledged_by if incident.resolved is None else ""),
         "simulated": "SIMULATED" if incident.simulated else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from textwrap import shorten
 
 import altair as alt
 
@@ -11,7 +12,7 @@ from dashboards import linked, links
 from dashboards.answers import Node, TimelineItem
 from dashboards.jobs.answers import Harm, Job, JobDetail, Pace, Strip
 from dashboards.links import Link, as_markup, entity_link, incident_link
-from dashboards.markup import badge, simulated_badge
+from dashboards.markup import SEVERITY_OF, badge, simulated_badge
 from dashboards.routes import entity_href, href
 from dashboards.theme import Palette
 from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, plain, with_entity_names
@@ -206,15 +207,19 @@ def job_tiles(job: Job, harms: Sequence[Harm], now: int) -> str:
 
 def _cause(open_: Sequence[Harm]) -> str:
     worst = max(open_, key=lambda h: h.slowdown or 0, default=None)
-    return "no incident reaches it" if worst is None else f"cause: {plain(worst.summary)[:60]}"
+    return "no incident reaches it" if worst is None else f"cause: {shorten(plain(worst.summary), 60, placeholder='…')}"
+
+
+def _severity(harm: Harm) -> str:
+    tones = {"page": "critical", "ticket": "degraded", "watch": "watch"}
+    return badge(SEVERITY_OF.get(harm.severity, harm.severity).upper(), tones.get(harm.severity, "quiet"))
 
 
 def harms(found: Sequence[Harm], now: int) -> str:
     """Returns the incidents that reached a job, with what each costs it."""
-    tones = {"page": "critical", "ticket": "degraded", "watch": "watch"}
     rows = [
         (
-            f"{as_markup(incident_link(h.id))} {badge(h.severity.upper(), tones.get(h.severity, 'quiet'))}",
+            f"{as_markup(incident_link(h.id))} {_severity(h)}",
             escape(plain(h.summary)),
             escape(h.state) + (f" {escape(percent(h.slowdown))}" if h.slowdown is not None else f": {escape(h.basis)}"),
             escape(

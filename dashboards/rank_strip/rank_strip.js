@@ -179,7 +179,9 @@ function drawTimes(view) {
   box.replaceChildren(...view.data.times.map(([column, name]) => {
     const made = document.createElement("span");
     made.textContent = name;
-    made.style.left = `${view.label + column * view.cellWidth}px`;
+    const left = view.label + column * view.cellWidth;
+    if (left + 60 > box.clientWidth) made.style.right = "0"; // a label at the end is not cut off
+    else made.style.left = `${left}px`;
     return made;
   }));
 }

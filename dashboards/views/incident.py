@@ -171,8 +171,10 @@ def _chart(detail: IncidentDetail, now: int) -> None:
         )
         signals = [signals[first or 0], *(s for i, s in enumerate(signals) if i != (first or 0))]
     start, end = evidence.chart_span(detail.incident, now, RANGES[str(chosen)])
+    failed = ""
     for entity, signal in signals:
         answer = snapshot.fetch_series(entity, signal, start, end)
+        failed = failed or (answer.error if answer.status != 404 else "")
         if answer.value is not None and any(p.value is not None for p in answer.value.points):
             palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
             with place:
@@ -181,7 +183,10 @@ def _chart(detail: IncidentDetail, now: int) -> None:
             return
     with place:
         st.html(markup.section("Evidence"))
-        st.html(markup.notice("No chart for this kind of finding; see the measurements below."))
+        if failed:
+            st.html(markup.notice(failed, "critical", "Chart unavailable."))
+        else:
+            st.html(markup.notice("No chart for this kind of finding; see the measurements below."))
 
 
 def _history(detail: IncidentDetail, now: int) -> None:

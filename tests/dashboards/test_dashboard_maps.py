@@ -150,7 +150,7 @@ def test_a_row_shows_simulation_and_duration() -> None:
     made = incident("A", simulated=True, confidence=0.876, members=["gpu:n1.0"])
     (row,) = list_rows([made], NOW + 150 * SECOND)
     assert row["simulated"] == "SIMULATED"
-    assert (row["age"], row["members"], row["confidence"]) == ("2 min", "1 member", "88%")
+    assert (row["age"], row["members"], row["confidence"]) == ("2 min", "1 member", "88 %")
     assert row["summary"] == "GPU 0 of n1 is wrong"
 
 
