@@ -25,6 +25,8 @@ SETTLE_MS = 1500
 """Wait for charts after the page is ready (ms). Chosen: fonts and the last animation."""
 COLOURS = 256
 """Colours of a picture; a page has fewer, except at the edges of letters. A third of the size."""
+DRAWN = "document.querySelectorAll('[data-testid=stSkeleton]').length === 0"
+"""That each part of Streamlit that the page needs has arrived."""
 FAULTS = "[data-testid=stException], .stamp.bad, .fp-notice-critical"
 """What no picture may show: a fault of the page, or that the API did not answer in time."""
 TRIES = 10
@@ -85,6 +87,8 @@ def _take(
         for _ in range(TRIES):
             page.goto(address)
             page.locator(READY).wait_for(timeout=120_000)
+            page.wait_for_load_state("networkidle")
+            page.wait_for_function(DRAWN, timeout=120_000)
             page.wait_for_timeout(SETTLE_MS)
             faults = page.locator(FAULTS).all_inner_texts()
             if not faults:
