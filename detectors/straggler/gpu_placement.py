@@ -174,19 +174,17 @@ class GpuPlacement(Placement):
         alone = (self.groups < 0) & ~self.job_known & (self.numbers["node"] >= 0)
         self.groups[alone] = self.numbers["node"][alone] + len(self.cohorts)
         self.cohorts += self.entities["node"]
-        known = np.where(self.job_known, self.groups, len(self.cohorts)).tolist()
-        names = [*self.cohorts, "", "own past"]  # the last one is that of -1
-        now = {gpu: names[group] for gpu, group in zip(frame.entities, known, strict=True)}
-        before, self._mates = self._mates, now
-        return np.array([before.get(gpu, mates) != mates for gpu, mates in now.items()], bool)
+        names = np.array([*self.cohorts, "", "own past"], object)  # the last one is that of -1
+        groups = np.where(self.job_known, self.groups, len(self.cohorts))
+        before, self._mates = self._mates, dict(zip(frame.entities, names[groups].tolist(), strict=True))
+        return np.array([before.get(gpu, now) != now for gpu, now in self._mates.items()], bool)
 
     @per_device_topology
     def _products(self, frame: Frame) -> Ints:
         """Returns (N,) number of the product of each GPU."""
-        skus: dict[object, int] = {}
-        attributes = frame.topology.attributes
-        found = [skus.setdefault(attributes.get(gpu, {}).get("sku"), len(skus)) for gpu in frame.entities]
-        return np.array(found, np.int32)
+        known: dict[object, int] = {}
+        skus = (frame.topology.attributes.get(gpu, {}).get("sku") for gpu in frame.entities)
+        return np.array([known.setdefault(sku, len(known)) for sku in skus], np.int32)
 
     def restore(self, state: Mapping[str, object]) -> None:
         """See `State.restore`; cohorts are built with the next frame."""

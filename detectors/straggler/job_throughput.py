@@ -68,8 +68,7 @@ class JobPlaces:
     def find(self, gpus: Frame, nics: Frame | None) -> tuple[dict[str, tuple[str, ...]], Ints, Ints]:
         """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with
         one job; -1 none."""
-        index = JobIndex()
-        by_gpu, by_node = index.jobs_by_gpu(gpus.topology), index.jobs_by_node(gpus.topology)
+        by_gpu, by_node = JobIndex().jobs_by_gpu(gpus.topology), JobIndex().jobs_by_node(gpus.topology)
         nodes: dict[str, dict[str, None]] = {}
         on = [by_gpu.get(gpu, "") for gpu in gpus.entities]
         for node, job in zip(find_nodes(gpus), on, strict=True):
