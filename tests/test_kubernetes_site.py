@@ -164,6 +164,19 @@ def test_a_real_apiserver_accepts_all_objects(cluster: Cluster, values: dict[str
 
 @pytest.mark.kubernetes
 @pytest.mark.helm
+def test_the_strictest_pod_security_admits_every_pod_of_the_server(cluster: Cluster) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict", "labels": labels}})
+    for pod in servers(render({**ALL_ON, "pipeline": {}})):
+        spec = {key: value for key, value in pod.items() if key != "serviceAccountName"}
+        one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec}
+        if "state" in {mount["name"] for mount in spec["containers"][0]["volumeMounts"]}:
+            spec["volumes"] = [*spec["volumes"], {"name": "state", "emptyDir": {}}]  # a claim of the StatefulSet
+        cluster.kubectl("apply", "--dry-run=server", "-n", "strict", "-f", "-", given=json.dumps(one))
+
+
+@pytest.mark.kubernetes
+@pytest.mark.helm
 def test_an_upgrade_keeps_the_tokens_and_an_uninstall_leaves_only_them_and_the_volume(cluster: Cluster) -> None:
     reach = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", "fleetpulse", "--no-hooks")
 
