@@ -309,17 +309,22 @@ def run_checks(config: Config, checks: Sequence[CheckFunction] = CHECKS, limit_s
         thread.start()
         thread.join(limit_s)
         hangs = f"not finished within {limit_s:g} s: a disk or server does not answer"
-        found += made or [Check(check.__name__, "fail", hangs, "the check could not run")]
+        found += made or [Check(_name_check(check), "fail", hangs, "the check could not run")]
     return found
+
+
+def _name_check(check: CheckFunction) -> str:
+    """Returns the name of a check's function, also of one with arguments already given."""
+    return str(getattr(getattr(check, "func", check), "__name__", "check"))
 
 
 def _examined(check: CheckFunction, config: Config, made: list[Check]) -> None:
     try:
         result = check(config)
     except (OSError, FleetpulseError) as error:
-        result = Check(check.__name__, "fail", str(error), "the check could not run")
+        result = Check(_name_check(check), "fail", str(error), "the check could not run")
     except Exception as error:  # noqa: BLE001 - reported, since a thread would lose it
-        result = Check(check.__name__, "fail", f"{type(error).__name__}: {error}", "an error in the check itself")
+        result = Check(_name_check(check), "fail", f"{type(error).__name__}: {error}", "an error in the check itself")
     made.extend([result] if isinstance(result, Check) else result)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_check_that_hangs_fails_and_the_others_run(config: Config) -> None:
         release.wait()
         return Check("hanging", "ok", "nothing")
 
-    found = doctor.run_checks(config, (hanging, doctor.configuration), limit_s=0.1)
+    found = doctor.run_checks(config, (partial(hanging), doctor.configuration), limit_s=0.1)
     release.set()
     assert [(check.name, check.state) for check in found] == [("hanging", "fail"), ("configuration", "ok")]
     assert "does not answer" in found[0].found
