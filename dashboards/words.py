@@ -97,6 +97,8 @@ def quantity(value: float, unit: str = "") -> str:
     for scale, prefix in _BIG:
         if abs(value) >= scale and unit in ("By", "B", "Hz", "W", "", "By/s"):
             return f"{value / scale:.3g} {prefix}{unit_text.replace('By', 'B')}"
+    if unit == "s" and 0 < abs(value) < 1e-3:
+        return f"{value * 1e6:.3g} µs"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}{tail}"
     return f"{value:,.0f}{tail}" if abs(value) >= 100 else f"{value:.3g}{tail}"

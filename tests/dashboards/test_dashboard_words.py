@@ -54,6 +54,7 @@ def test_a_time_has_a_date_unless_it_is_today() -> None:
         (41_233, "{error}", "41,233"),
         (8.6e10, "By", "86 GB"),
         (0.611, "s", "0.611 s"),
+        (-3.76e-05, "s", "-37.6 µs"),
         (41.0, "{error}/s", "41 error/s"),
         (float("nan"), "W", "not measured"),
     ],
