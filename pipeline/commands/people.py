@@ -38,11 +38,27 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
     """Returns incidents (unresolved, of a state, or all), or one with its history, and the columns for people."""
     if given.verb == "show":
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
-        return ([found], ()) if given.output != "table" else ([*found["history"], *_impact_rows(found)], HISTORY)
+        return (
+            ([found], ())
+            if given.output != "table"
+            else ([*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY)
+        )
     state = f"?state={given.state}" if given.state else ""
     rows = _get(config, f"/incidents{state}")["incidents"]
     kept = rows if given.state or given.all else [row for row in rows if row["resolved"] is None]
     return [_with_person(row) for row in kept], INCIDENTS
+
+
+def _fact_rows(incident: Mapping[str, Any]) -> Rows:
+    """Returns title, cause with its confidence, and advice, as rows before the history, at the time of the onset."""
+    sure = incident["confidence"]
+    facts = {
+        "title": incident["summary"],
+        "cause": entity_name(incident["cause"]) + ("" if sure is None else f", confidence {sure:.2f}"),
+        "advice": incident["advice"] or "",
+    }
+    row = {"number": "", "time": incident["onset"], "actor": ""}
+    return [{**row, "kind": kind, "comment": text} for kind, text in facts.items() if text]
 
 
 def _impact_rows(incident: Mapping[str, Any]) -> Rows:

@@ -55,7 +55,9 @@ def test_a_shift_by_the_command_line(site, run):
     assert run("ack", page, "--comment", "on it")[1].count("acknowledged") == 1
     assert "bob" in run("assign", page, "bob")[1]
     assert run("feedback", page, "useful")[0] == 0
-    assert "4  " in run("incidents", "show", page)[1]
+    shown = run("incidents", "show", page)[1]
+    assert "4  " in shown
+    assert [line.split()[2] for line in shown.splitlines()[1:3]] == ["title", "cause"]
     assert json.loads(run("incidents", "show", page, "--output", "json")[1])[0]["version"] == 4
     assert page in run("silences", "preview", 'rack="r0"')[1]
     made = run("silences", "add", 'rack="r0"', "--hours", "2", "--reason", "a long reason " * 9, "--output", "json")[1]
