@@ -153,19 +153,20 @@ def show(page: Any, where: str) -> list[str]:
 
 
 def find_violations(page: Any, look: str) -> list[Any]:
-    """Returns what axe-core finds serious or critical in one look of a page, twice: a page that connects again while
-    axe runs is greyed for that moment, a violation of the page stays."""
+    """Returns what axe-core finds serious or critical in one look of a page, up to five times: parts that are still
+    drawn are greyed for that moment, a violation of the page stays."""
     scheme, width, height = LOOKS[look]
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": height})
     page.wait_for_function(f"({GROUND} === 'rgb(255, 255, 255)') === {str(scheme == 'light').lower()}")
     found: list[Any] = []
-    for _ in range(2):
+    for _ in range(5):
         page.locator(READY).wait_for(timeout=60_000)
         page.wait_for_function("document.getAnimations().length === 0")  # colours fade in
         found = [violation for violation in page.evaluate(CHECK) if violation[0] in SERIOUS]
         if not found:
             break
+        page.wait_for_timeout(1000)
     return found
 
 
