@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboards import markup, routes, snapshot
+from dashboards import linked, markup, routes, snapshot
 from dashboards.links import Link, Text, entity_link
 from dashboards.report import weekly
 from dashboards.views import parts
@@ -49,9 +49,7 @@ def headline(found: Mapping[str, Any]) -> str:
     burning = sum(row["alert"] is not None for row in found["objectives"])
     missed = sum((row["left_share"] or 0) < 0 for row in found["objectives"])
     if burning:
-        return f"{amount(burning, 'objective burns', 'objectives burn')} its budget too fast".replace(
-            "burn its", "burn their"
-        )
+        return amount(burning, "objective burns its budget too fast", "objectives burn their budgets too fast")
     if missed:
         return f"{amount(missed, 'objective is', 'objectives are')} missed"
     goodput = found["goodput"]
@@ -94,4 +92,5 @@ def _with_link(cells: Sequence[str]) -> tuple[Text, ...]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, most: int = MAX_ROWS) -> str:
     rest = markup.empty(f"and {len(rows) - most:,} more: fleetpulse objectives") if len(rows) > most else ""
-    return markup.table(tuple(head), [tuple(row) for row in rows[:most]], empty) + rest
+    cells = [[markup.as_markup(cell) for cell in row] for row in rows[:most]]
+    return linked.table(head, cells, f"{head[0]}: {empty.lower()}") + rest
