@@ -240,6 +240,7 @@ def draw_of_incident(incident: str, nodes: str) -> None:
     row = st.container(horizontal=True)
     with row.popover("Plan an act", key="incident-act"):
         draw_form("incident-act", incident, found.modes, nodes)
+    snapshot.api_url()  # asks for access, as every read does
     client = replace(snapshot.make_client(), timeout=PACKET_S)
     row.download_button(
         "RMA packet",

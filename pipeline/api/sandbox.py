@@ -85,7 +85,7 @@ LATEST = frozenset(f"latest_{device_class}" for device_class in CLASSES)
 TABLES = frozenset(CLASSES) | LATEST | VIEWS | {
     "entities", "links", "events", "findings", "incidents", "history", "mutes", "wrong_pages", "gaps", "dead_letter",
     "losses", "ingest_commit", "outbox", "silences", "audit", "acts", "act_history", "act_breaker", "decommissioned",
-    "job_membership", "impact", "impact_jobs", "jobs", "job_pace", "topology",
+    "job_membership", "impact", "impact_jobs", "jobs", "job_pace", "job_loss", "job_energy", "topology",
 }  # fmt: skip
 SHOWN = (*sorted(TABLES - VIEWS - LATEST), "latest_CLASS", "rollup_60_CLASS", "rollup_600_CLASS")
 """Names of all tables for people."""

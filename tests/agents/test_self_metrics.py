@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def test_its_cost_covers_all_its_processes(pool: WorkerPool) -> None:
     found = values_of(self_metrics_of(pool), pool)
     spent = sum(os.times()[:2]) * 1000
     assert found["agent.cpu_time"][0] >= spent - 200
-    assert 10e6 < found["agent.memory"][0] < 2e9
+    own = int(re.findall(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+    assert 10e6 < found["agent.memory"][0] < 2 * own + 1e9  # whatever this process has loaded for other tests
     assert found["agent.spool_bytes"] == [7.0]
 
 
