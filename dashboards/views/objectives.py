@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from dashboards import linked, markup, routes, snapshot
-from dashboards.links import Link, Text, entity_link
+from dashboards.links import Link, Text, as_markup, entity_link
 from dashboards.report import weekly
 from dashboards.views import parts
 from dashboards.words import amount
@@ -92,5 +92,5 @@ def _with_link(cells: Sequence[str]) -> tuple[Text, ...]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, most: int = MAX_ROWS) -> str:
     rest = markup.empty(f"and {len(rows) - most:,} more: fleetpulse objectives") if len(rows) > most else ""
-    cells = [[markup.as_markup(cell) for cell in row] for row in rows[:most]]
+    cells = [[as_markup(cell) for cell in row] for row in rows[:most]]
     return linked.table(head, cells, f"{head[0]}: {empty.lower()}") + rest
