@@ -69,11 +69,18 @@ def missing() -> str:
     return "" if os.geteuid() == 0 else "Slurm's daemons need root"
 
 
-class Cluster:
-    """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ..."""
+GHOSTS = "ghost[003-008]"
+"""Nodes that no slurmd serves, in a cluster with a topology."""
 
-    def __init__(self, folder: Path, nodes: int = 2) -> None:
-        self.folder = folder.resolve()
+
+class Cluster:
+    """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ...
+
+    topology: text of topology.conf, over them and GHOSTS.
+    """
+
+    def __init__(self, folder: Path, nodes: int = 2, topology: str = "") -> None:
+        self.folder, self._topology = folder.resolve(), topology
         self.nodes = tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
         self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
         self._environment = {**os.environ, "SLURM_CONF": f"{self.folder}/slurm.conf"}
@@ -160,6 +167,10 @@ class Cluster:
             f"RealMemory=500 Gres=gpu:{GPUS}"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         )
+        if self._topology:
+            (self.folder / "topology.conf").write_text(self._topology)
+            ghosts = f"NodeName={GHOSTS} NodeHostname={GHOSTS} NodeAddr=127.0.0.1 CPUs=8 RealMemory=500 State=DOWN"
+            lines = f"TopologyPlugin=topology/tree\n{lines}\n{ghosts}"
         conf = CONF.format(host=host, port=ports[0], at=self.folder, nodes=lines)
         (self.folder / "slurm.conf").write_text(conf)
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/dev/nvidia[0-{GPUS - 1}]\n")

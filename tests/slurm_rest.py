@@ -58,9 +58,10 @@ def missing() -> str:
 
 
 class RestCluster:
-    """Two nodes, gpu001 and gpu002, and slurmrestd at `url`."""
+    """Two nodes, gpu001 and gpu002, and slurmrestd at `url`. topology: of topology.conf for topology/`plugin`."""
 
-    def __init__(self) -> None:
+    def __init__(self, topology: str = "", plugin: str = "tree") -> None:
+        self._topology, self._plugin = topology, plugin
         self.folder = Path(tempfile.mkdtemp(prefix="fleetpulse-slurm-", dir=ROOT / "tmp"))
         self.folder.chmod(0o755)
         self.at = f"/{self.folder.relative_to(ROOT)}"
@@ -112,7 +113,11 @@ class RestCluster:
         for name, size in (("munge.key", 128), ("jwt.key", 32)):
             (self.folder / name).write_bytes(os.urandom(size))
             (self.folder / name).chmod(0o600)
-        (self.folder / "slurm.conf").write_text(CONF.format(host=host, at=self.at, ports=self._ports))
+        conf = CONF.format(host=host, at=self.at, ports=self._ports)
+        if self._topology:
+            (self.folder / "topology.conf").write_text(self._topology)
+            conf += f"TopologyPlugin=topology/{self._plugin}\n"
+        (self.folder / "slurm.conf").write_text(conf)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 
     def _start(self) -> None:
