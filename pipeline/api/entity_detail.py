@@ -10,6 +10,7 @@ import duckdb
 
 from pipeline.api.compare import natural_key
 from pipeline.api.history import Span
+from pipeline.api.titles import add_affected
 from pipeline.incidents import ledger
 from pipeline.model.records import iso
 from pipeline.model.signals import CLASS_OF_KIND
@@ -90,7 +91,7 @@ def _incidents(
     ids = cursor.execute(
         f"SELECT id FROM incidents {where}", {"own": list(own), "above": list(above), "most": MAX_INCIDENTS}
     ).fetchall()
-    found = ledger.list_incidents(cursor, ids=[i for (i,) in ids])
+    found = add_affected(cursor, ledger.list_incidents(cursor, ids=[i for (i,) in ids]))
     mine = set(own)
     return [
         {**row, "relation": _relation(row, mine)} for row in sorted(found, key=lambda row: row["state"] == "resolved")

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from pipeline.api import impact_models as models
 from pipeline.api.service import ApiContext, get_context, json_response
+from pipeline.api.titles import add_affected
 from pipeline.incidents.impact_rows import list_job_incidents, list_jobs, read_pace
 from pipeline.incidents.job_pace import SLOWER
 from pipeline.incidents.reach import natural_order
@@ -49,7 +50,7 @@ def job_detail(request: Request, job: str, hours: Annotated[float, Query(gt=0, l
         if not runs:
             raise HTTPException(404, f"job {job!r} is not known")
         history = read_pace(cursor, entity, service.now() - int(hours * HOUR))
-        incidents = list_job_incidents(cursor, entity)
+        incidents = add_affected(cursor, list_job_incidents(cursor, entity))
     ranks = list_ranks(service, entity) if runs[0]["ended"] is None else []
     more = {"rank_list": ranks, "history": history, "harmed_by": incidents, "as_of": iso(service.now())}
     return json_response({**_bound_nodes(runs[0]), **more, "runs": [_bound_nodes(run) for run in runs[1:]]})

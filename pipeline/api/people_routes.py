@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
 
+import duckdb
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from pipeline.api.guard import USER
 from pipeline.api.models import COMMENT_CHARACTERS, Incident, Incidents, Note, Strict, Time
 from pipeline.api.result_formats import encode_json
 from pipeline.api.service import get_context, json_response
+from pipeline.api.titles import add_affected
 from pipeline.incidents import audit
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import load_silences
@@ -207,11 +209,14 @@ def answer_versioned(found: Mapping[str, Any]) -> Response:
 def act_on_incident(request: Request, verb: str, incident: str, said: Mapping[str, Any]) -> Response:
     """Does what a person asked for to an incident."""
     user = cast(Caller, request.scope[USER])
-    backend, version = get_context(request).backend, read_version(request)
+    service, version = get_context(request), read_version(request)
     try:
-        return answer_versioned(backend.act(verb, incident, user, version, said))
+        found = service.backend.act(verb, incident, user, version, said)
     except KeyError as error:
         raise HTTPException(404, f"incident {incident!r} is not known") from error
+    with service.cursor() as cursor:
+        (titled,) = add_affected(cursor, [dict(found)])
+    return answer_versioned(titled)
 
 
 @people_router.post("/incidents/{incident}/assign", response_model=Incident)
@@ -296,7 +301,10 @@ def add_silence(request: Request, wanted: NewSilence) -> Response:
 @people_router.post("/silences/preview", response_model=Incidents)
 def preview_silence(request: Request, wanted: Preview) -> Response:
     """The open incidents that matchers match now."""
-    found = get_context(request).backend.preview_silence(wanted.model_dump()["matchers"])
+    service = get_context(request)
+    matched = service.backend.preview_silence(wanted.model_dump()["matchers"])
+    with service.cursor() as cursor:
+        found = add_affected(cursor, map(dict, matched))
     known: dict[str, Any] = {"judged": None, "stalled": False, "unready": []}
     return Response(encode_json({"incidents": found, **known}), media_type="application/json")
 
@@ -332,6 +340,13 @@ def whoami(request: Request) -> Response:
     return json_response({"name": str(user), "role": user.role, "on_behalf_of": user.on_behalf_of})
 
 
+def _with_titles(cursor: duckdb.DuckDBPyConnection, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns a handover whose titles have who is affected."""
+    muted = {**found["muted"], "incidents": add_affected(cursor, found["muted"]["incidents"])}
+    titled = {name: add_affected(cursor, found[name]) for name in ("open", "changed")}
+    return {**found, **titled, "muted": muted, "pending": add_affected(cursor, found["pending"], "about")}
+
+
 @people_router.get("/handover", response_model=Handover, responses={200: {"content": {"text/plain": {}}}})
 def handover(request: Request, since: Annotated[str | None, Query(description="ISO 8601; 8 h ago")] = None) -> Response:
     """What is open, muted and pending, and what changed since; as text for `Accept: text/plain`."""
@@ -339,7 +354,7 @@ def handover(request: Request, since: Annotated[str | None, Query(description="I
     now = service.now()
     begun = _parse_times({"starts": since}, request)["starts"] if since else now - SHIFT
     with service.cursor() as cursor:
-        found = read_handover(cursor, begun, now)
+        found = _with_titles(cursor, read_handover(cursor, begun, now))
     if "text/plain" in request.headers.get("accept", ""):
         return PlainTextResponse(format_handover(found))
     return json_response(found)

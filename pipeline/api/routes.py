@@ -52,6 +52,7 @@ from pipeline.api.people_routes import Acknowledgement, act_on_incident, answer_
 from pipeline.api.query import QueryAnswer
 from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
+from pipeline.api.titles import add_affected
 from pipeline.api.topology_reads import list_above, load_topology_at
 from pipeline.incidents import ledger
 from pipeline.incidents.handover import list_similar
@@ -268,7 +269,8 @@ def incident_detail(request: Request, incident: str) -> Response:
             found = ledger.read_incident(cursor, incident)
         except KeyError as error:
             raise _unknown(incident) from error
-        others, similar = ledger.list_incidents_near(cursor, incident), list_similar(cursor, incident)
+        others = add_affected(cursor, ledger.list_incidents_near(cursor, incident))
+        similar = add_affected(cursor, list_similar(cursor, incident))
         impact = read_impact(cursor, incident)
         topology = service.topology_copy.get()
         above = list_above(topology, cursor, found["entity"], from_iso(found["onset"]))

@@ -7,19 +7,26 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.commands.nothing import describe_nothing
 from pipeline.commands.output import print_message, render_rows
 from pipeline.config.sections import load_config
 
 
-def _print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
-    sys.stdout.write(render_rows(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
+def _print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], given: argparse.Namespace) -> None:
+    """Prints rows in the form that was asked for. In place of a table without rows it says so on stderr; the columns
+    of a query are shown all the same."""
+    found = list(rows)
+    if given.output == "table" and not found:
+        print_message(f"fleetpulse: {describe_nothing(given)}")
+    if found or given.output != "table" or given.command == "sql":
+        sys.stdout.write(render_rows(found, columns, given.output))
 
 
 def _sql(given: argparse.Namespace) -> int:
     from pipeline.commands import sql
 
     columns, rows, truncated = sql.run_query(load_config(given.config), given.query)
-    _print_rows(rows, columns, given.output)
+    _print_rows(rows, columns, given)
     if truncated:
         print_message("fleetpulse: the answer is truncated; [api] sql_rows is the maximum number of rows")
     return 0
@@ -31,7 +38,7 @@ def _backup(given: argparse.Namespace) -> int:
     from pipeline.commands import operation
 
     rows = operation.run_backup(load_config(given.config), Path(given.target), _print_progress)
-    _print_rows(rows, operation.COLUMNS, given.output)
+    _print_rows(rows, operation.COLUMNS, given)
     return 0
 
 
@@ -41,7 +48,7 @@ def _restore(given: argparse.Namespace) -> int:
     from pipeline.commands import operation
 
     rows = operation.run_restore(load_config(given.config), Path(given.source), given.replace, _print_progress)
-    _print_rows(rows, operation.COLUMNS, given.output)
+    _print_rows(rows, operation.COLUMNS, given)
     return 0
 
 
@@ -52,7 +59,7 @@ def _print_progress(line: str) -> None:
 def _node(given: argparse.Namespace) -> int:
     from pipeline.commands import operation
 
-    _print_rows(operation.run_node(load_config(given.config), given), operation.NODE_COLUMNS, given.output)
+    _print_rows(operation.run_node(load_config(given.config), given), operation.NODE_COLUMNS, given)
     return 0
 
 
@@ -60,7 +67,7 @@ def _mutes(given: argparse.Namespace) -> int:
     from pipeline.commands import mutes
 
     rows = mutes.run_mutes(load_config(given.config), given)
-    _print_rows(rows, mutes.COLUMNS, given.output)
+    _print_rows(rows, mutes.COLUMNS, given)
     for warning in filter(None, (row.get("warning") for row in rows)):
         print_message(f"fleetpulse: {warning}")
     return 0
@@ -70,7 +77,7 @@ def _notify(given: argparse.Namespace) -> int:
     from pipeline.commands import notify
 
     rows, columns, code = notify.run_notify(load_config(given.config), given, print_message)
-    _print_rows(rows, columns, given.output)
+    _print_rows(rows, columns, given)
     return code
 
 
@@ -78,7 +85,7 @@ def _routes(given: argparse.Namespace) -> int:
     from pipeline.commands import notify
 
     rows, columns = notify.run_routes(load_config(given.config), given)
-    _print_rows(rows, columns, given.output)
+    _print_rows(rows, columns, given)
     return 0
 
 
@@ -92,19 +99,22 @@ def _people(given: argparse.Namespace) -> int:
     from pipeline.commands import people
 
     run = people.RUN.get(given.command, people.run_act)
-    _print_for_people(*run(load_config(given.config), given), given.output)
+    _print_for_people(*run(load_config(given.config), given), given)
     return 0
 
 
-def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
+def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], given: argparse.Namespace) -> None:
     """Prints rows: those for people with short times, cut to 120 columns; others with all fields."""
     from pipeline.commands import people
 
-    if form == "table":
+    form = given.output
+    if form == "table" and not rows:
+        print_message(f"fleetpulse: {describe_nothing(given)}")
+    elif form == "table":
         sys.stdout.write(render_rows(people.shorten_times(rows, columns), columns, "table", people.WIDTH))
     else:
         every = list(dict.fromkeys(name for row in rows for name in row)) or columns
-        sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))  # type: ignore[arg-type]
+        sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))
 
 
 def _handover(given: argparse.Namespace) -> int:
@@ -114,7 +124,7 @@ def _handover(given: argparse.Namespace) -> int:
     if given.output == "table":
         sys.stdout.write(text)
     else:
-        _print_for_people(rows, list(rows[0]), given.output)
+        _print_for_people(rows, list(rows[0]), given)
     return 0
 
 
@@ -122,7 +132,7 @@ def _audit(given: argparse.Namespace) -> int:
     from pipeline.commands import people
 
     rows, columns, broken = people.run_audit(load_config(given.config), given)
-    _print_for_people(rows, columns, given.output)
+    _print_for_people(rows, columns, given)
     if given.verb == "verify" and broken is None:
         print_message("fleetpulse: the hash chain of the audit is whole")
     if broken is not None:
@@ -134,14 +144,14 @@ def _act(given: argparse.Namespace) -> int:
     from pipeline.commands import acts
 
     rows, columns = acts.run_acts(load_config(given.config), given)
-    _print_for_people(rows, columns, given.output)
+    _print_for_people(rows, columns, given)
     return 0
 
 
 def _objectives(given: argparse.Namespace) -> int:
     from pipeline.commands import objectives
 
-    _print_for_people(*objectives.run_objectives(load_config(given.config), given), given.output)
+    _print_for_people(*objectives.run_objectives(load_config(given.config), given), given)
     return 0
 
 
@@ -162,7 +172,7 @@ def _token(given: argparse.Namespace) -> int:
     from pipeline.commands import people
 
     rows, columns, text = people.run_token(load_config(given.config), given)
-    _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given.output)
+    _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given)
     if text and given.output == "table":
         sys.stdout.write(f"\n{text}\n")
         print_message("fleetpulse: this token is shown once; keep it in a file that only its owner can read")

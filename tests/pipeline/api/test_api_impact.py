@@ -79,6 +79,36 @@ def test_an_incident_says_which_rank_and_job_it_reaches_from_its_first_alert_to_
     assert after.jobs == detail.impact.jobs
 
 
+def test_every_answer_with_the_title_of_an_incident_says_who_is_affected(site: LivingSite, get: Get) -> None:
+    backend = Backend(cast(Any, Service)(site))
+    client = httpx.Client(transport=InProcess(create_app(backend, Config(), lambda: site.now)))
+
+    def send(path: str, body: dict[str, Any]) -> Any:
+        return client.post(f"http://127.0.0.1:8600/api/v1{path}", json=body).json()
+
+    id_ = site.report("gpu:n0.0")
+    (title,) = [i["summary"] for i in get("/incidents").json()["incidents"]]
+    assert title.endswith("; rank 0 of job 1 on it")
+    shift = get("/handover").json()
+    titles = [
+        *(
+            send(f"/incidents/{id_}/{verb}", body)["summary"]
+            for verb, body in (("acknowledge", {}), ("assign", {"to": "bob"}))
+        ),
+        *(
+            send(f"/incidents/{id_}/comment", {"comment": "on it"})["summary"],
+            get(f"/incidents/{id_}").json()["summary"],
+        ),
+        *(i["summary"] for i in send("/silences/preview", {"matchers": ["gpu=n0.0"]})["incidents"]),
+        *(shift[part][0]["summary"] for part in ("open", "changed")),
+        *(row["about"] for row in shift["pending"]),
+        *(i["summary"] for i in get("/entity?entity=gpu:n0.0").json()["incidents"]),
+        *(i["summary"] for i in get("/jobs/job:1").json()["harmed_by"]),
+    ]
+    assert titles == [title] * 10
+    assert title in client.get("http://127.0.0.1:8600/api/v1/handover", headers={"Accept": "text/plain"}).text
+
+
 def test_jobs_are_listed_with_their_ranks_pace_and_open_incidents(site: LivingSite, get: Get) -> None:
     backend_now = site.now
     pace = site.engine.impact.jobs

@@ -76,6 +76,32 @@ def test_a_shift_by_the_command_line(site, run):
     assert (code, out.splitlines()[1].split()[0]) == (0, "11")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("incidents",), "no unresolved incidents"),
+        (("incidents", "--all"), "no incidents"),
+        (("incidents", "list", "--state", "resolved"), "no incidents with --state resolved"),
+        (("silences",), "no silences that are active or pending"),
+        (
+            ("silences", "preview", "rack=r9", "severity=critical"),
+            "no open incidents that match rack=r9 severity=critical",
+        ),
+        (("maintenance", "list", "--all"), "no maintenance windows"),
+        (("mutes",), "no active mutes"),
+        (
+            ("notify", "list", "--state", "dead", "--incident", "inc-7"),
+            "no messages with --state dead --incident inc-7",
+        ),
+        (("audit", "--actor", "eve"), "no rows of the audit with --actor eve"),
+        (("token",), "no tokens"),
+    ],
+)
+def test_where_there_is_nothing_a_command_says_of_what_and_programs_get_an_empty_list(run, words, said):
+    assert run(*words) == (0, "", f"fleetpulse: {said}\n")
+    assert run(*words, "--output", "json") == (0, "[]\n", "")
+
+
 def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, monkeypatch):
     page = site.report("gpu:n0.0")
     assert run("ack", "inc-nope")[0] == 2
