@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from pipeline.api.history import Span, rate_sql, select_values
+from pipeline.api.history import Span, quote_entities, rate_sql, select_sealed, select_values, select_within
 from pipeline.model.signals import Signal
 from pipeline.store import history_files, rollups, schema
 
@@ -71,8 +71,7 @@ def _select_raw(cursor: duckdb.DuckDBPyConnection, signals: Sequence[Signal], wa
     """Returns SQL for time, entity and a value `v0`, `v1`, ... of each signal, from recent and sealed rows."""
     device_class, span = signals[0].device_class, wanted.span
     columns = list(dict.fromkeys(signal.column for signal in signals))
-    entities = [*wanted.devices, *wanted.peers]
-    time = f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
+    entities, within = [*wanted.devices, *wanted.peers], select_within(span)
     layout = schema.read_layout(cursor, device_class)
     ids = cursor.execute(
         "SELECT id FROM device WHERE class = $1 AND entity IN (SELECT unnest($2))", [device_class, entities]
@@ -80,19 +79,15 @@ def _select_raw(cursor: duckdb.DuckDBPyConnection, signals: Sequence[Signal], wa
     listed = ", ".join(str(number) for (number,) in ids) or "-1"
     tables = {name: have for name, have in layout.items() if not have.keys().isdisjoint(columns)}
     each = " UNION ALL ".join(
-        f'SELECT time, device, {_own_columns(columns, have)} FROM "{name}" WHERE {time} AND device IN ({listed})'
+        f'SELECT time, device, {_own_columns(columns, have)} FROM "{name}" WHERE {within} AND device IN ({listed})'
         for name, have in tables.items()
     )
     named = ", ".join(f'h."{c}"' for c in columns)
     join = f"JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
     rows = f"SELECT h.time, d.entity, {named} FROM ({each}) h {join}"
-    files = history_files.list_files(cursor, device_class, 0, span.start, span.end)
-    folder = history_files.folder_of(cursor) if files else None
-    if folder is not None:
-        kinds = schema.class_types(cursor, device_class)
-        types = {c: history_files.SIGNED.get(kinds[c], kinds[c]) for c in columns}
-        sealed = history_files.select_files(folder, files, {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **types})
-        rows += f" UNION ALL SELECT * FROM ({sealed}) WHERE {time} AND entity IN ({_quote_all(entities)})"
+    kinds = layout[f"hot_{device_class}"]
+    types = {c: history_files.SIGNED.get(kinds[c], kinds[c]) for c in columns}
+    rows += select_sealed(cursor, device_class, 0, span, entities, types)
     return f"SELECT time, entity, {', '.join(_finite(i, s) for i, s in enumerate(signals))} FROM ({rows})"
 
 
@@ -121,12 +116,8 @@ def _select_rollups(cursor: duckdb.DuckDBPyConnection, signals: Sequence[Signal]
         )
     view = f"rollup_{wanted.step}_{signals[0].device_class}"
     rows = rollups.select_view(cursor, view, list(dict.fromkeys(names)), span.start, span.end)
-    listed = _quote_all([*wanted.devices, *wanted.peers])
+    listed = quote_entities([*wanted.devices, *wanted.peers])
     return f"SELECT time, entity, {', '.join(parts)} FROM ({rows}) WHERE entity IN ({listed})"
-
-
-def _quote_all(entities: Sequence[str]) -> str:
-    return ", ".join("'" + e.replace("'", "''") + "'" for e in entities)
 
 
 def _read_rates(cursor: duckdb.DuckDBPyConnection, signal: Signal, wanted: Wanted) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,18 +83,27 @@ def build_fleet(
     health: Health,
     unready: list[str],
     now: int,
+    listed: Container[str] | None = None,
 ) -> dict[str, Any]:
-    """Returns the answer of GET /api/v1/fleet. nodes_known: with `simulated`. seen: node -> time of its newest row."""
+    """Returns the answer of GET /api/v1/fleet. nodes_known: with `simulated`. seen: node -> time of its newest row.
+
+    listed: the nodes that the answer lists; None: all. Counts are always of all.
+    """
     faulty, affected, worst = unresolved.faulty, unresolved.affected, unresolved.severity
-    nodes = []
+    counts, only_affected, nodes = Counter(dict.fromkeys(STATES, 0)), 0, []
     for entity, simulated in nodes_known:
         own, last = faulty.get(entity, []), seen.get(entity.partition(":")[2])
         others = affected.get(entity, [])
+        state = node_state([worst[incident] for incident in own], last, now)
+        counts[state] += 1
+        only_affected += state == "ok" and bool(others)
+        if listed is not None and entity not in listed:
+            continue
         nodes.append(
             {
                 "entity": entity,
                 "rack": topology.ancestor_of_kind(entity, "rack"),
-                "state": node_state([worst[incident] for incident in own], last, now),
+                "state": state,
                 "last_seen": None if last is None else iso(last),
                 "simulated": simulated,
                 "incidents": [*own, *others],
@@ -109,8 +118,8 @@ def build_fleet(
         "newest": iso(max(seen.values())) if seen else None,
         "unready": unready,
         "stalled": health["stalled"],
-        "counts": {name: sum(node["state"] == name for node in nodes) for name in STATES},
-        "affected": sum(node["state"] == "ok" and bool(node["affected_by"]) for node in nodes),
+        "counts": dict(counts),
+        "affected": only_affected,
         "nodes": nodes,
         "sources": health["sources"],
     }

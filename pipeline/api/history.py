@@ -203,7 +203,7 @@ def select_values(
     newest = f'"{life}_last"' if life else "NULL"
     return (
         f'SELECT time, entity, "{column}_last" AS v, "{column}_count" AS n, {newest} AS life FROM ({rows}) '
-        f"WHERE {_within(span)} AND entity IN ({_listed(entities)})"
+        f"WHERE {select_within(span)} AND entity IN ({quote_entities(entities)})"
     )
 
 
@@ -212,9 +212,9 @@ def _select_rows(cursor: duckdb.DuckDBPyConnection, signal: Signal, span: Span, 
     life = _generation_of(signal)
     names = dict.fromkeys([signal.column, *([life] if life else [])])
     layout = schema.read_layout(cursor, signal.device_class)
-    rows = schema.select_hot(cursor, signal.device_class, layout, list(names), _within(span), entities)
+    rows = schema.select_hot(cursor, signal.device_class, layout, list(names), select_within(span), entities)
     types = layout[f"hot_{signal.device_class}"]
-    rows += _select_sealed(cursor, signal, 0, span, entities, {c: types[c] for c in names})
+    rows += select_sealed(cursor, signal.device_class, 0, span, entities, {c: types[c] for c in names})
     return f"SELECT time, entity, {_finite(signal)} AS v, 1 AS n, {life or 'NULL'} AS life FROM ({rows})"
 
 
@@ -226,31 +226,31 @@ def _select_means(
     A mean over both is weighted by n, so hot rows need no rollup first, which was five sixths of the CPU.
     """
     layout = schema.read_layout(cursor, signal.device_class)
-    hot = schema.select_hot(cursor, signal.device_class, layout, [signal.column], _within(span), entities)
+    hot = schema.select_hot(cursor, signal.device_class, layout, [signal.column], select_within(span), entities)
     mean, count = f"{signal.column}_mean", f"{signal.column}_count"
     kind = rollups.mean_type(layout[f"hot_{signal.device_class}"][signal.column])
-    sealed = _select_sealed(cursor, signal, step, span, entities, {mean: kind, count: "INTEGER"})
+    sealed = select_sealed(cursor, signal.device_class, step, span, entities, {mean: kind, count: "INTEGER"})
     return (
         f"SELECT time, entity, v, n, NULL AS life FROM "
         f"(SELECT time, entity, {_finite(signal)} AS v, 1 AS n FROM ({hot}){sealed})"
     )
 
 
-def _select_sealed(
+def select_sealed(
     cursor: duckdb.DuckDBPyConnection,
-    signal: Signal,
+    device_class: str,
     step: int,
     span: Span,
     entities: Sequence[str],
     types: Mapping[str, str],
 ) -> str:
     """Returns SQL that adds time, entity and columns (name -> SQL type) of sealed files; "" without files."""
-    files = history_files.list_files(cursor, signal.device_class, step, span.start, span.end)
+    files = history_files.list_files(cursor, device_class, step, span.start, span.end)
     folder = history_files.folder_of(cursor) if files else None
     if folder is None:
         return ""
     sealed = history_files.select_files(folder, files, {"time": "TIMESTAMPTZ", "entity": "VARCHAR", **types})
-    return f" UNION ALL SELECT * FROM ({sealed}) WHERE {_within(span)} AND entity IN ({_listed(entities)})"
+    return f" UNION ALL SELECT * FROM ({sealed}) WHERE {select_within(span)} AND entity IN ({quote_entities(entities)})"
 
 
 def _generation_of(signal: Signal) -> str:
@@ -265,11 +265,13 @@ def _finite(signal: Signal) -> str:
     return f"CASE WHEN isfinite({column}) THEN {column} END" if signal.type.startswith("f") else column
 
 
-def _within(span: Span) -> str:
+def select_within(span: Span) -> str:
+    """Returns the SQL condition that a row is in the span."""
     return f"time >= make_timestamptz({span.start}) AND time < make_timestamptz({span.end})"
 
 
-def _listed(entities: Sequence[str]) -> str:
+def quote_entities(entities: Sequence[str]) -> str:
+    """Returns names as a list of SQL strings."""
     return ", ".join("'" + e.replace("'", "''") + "'" for e in entities)
 
 

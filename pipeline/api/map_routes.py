@@ -12,6 +12,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pipeline.acts.ledger import load_acts
 from pipeline.api.fleet_groups import By, find_within
 from pipeline.api.fleet_map import (
     Colour,
@@ -134,7 +135,7 @@ Within = Annotated[str | None, Query(min_length=3, max_length=512, pattern=r"^[^
 
 @map_router.get("/fleet/map", response_model=FleetMap)
 def fleet_map(request: Request, by: By = "rack", colour: Colour = "state", within: Within = None) -> Response:
-    """State, age and one value of every node as bytes; from memory, except rates of link errors."""
+    """State, age and one value of every node as bytes; from memory, except acts and rates of link errors."""
     service = get_context(request)
     backend, now, topology = service.backend, service.now(), service.topology_copy.get()
     health, unready = backend.read_health(), backend.list_unready_reasons()
@@ -142,7 +143,8 @@ def fleet_map(request: Request, by: By = "rack", colour: Colour = "state", withi
     layout = view.layout(by, within)
     incidents, roles = view.roles()
     seen = find_newest(backend.devices, view.places, view.index, backend.read_current)
-    drained = {target for act in backend.acts.list_acts(only_open=True) for target in act.held}
+    with service.cursor() as cursor:  # not from the board, which waits for a commit of the store
+        drained = {target for act in load_acts(cursor, only_open=True) for target in act.held}
     looks = find_looks(view.index, roles, seen, drained, now)
     levels, scale, missing = view.levels(colour, layout)
     return json_response(

@@ -144,11 +144,8 @@ def fleet_now(
     changed = (topology, backend.read_revision())
     unresolved = service.remember("unresolved", changed, lambda: read(lambda c: read_unresolved(c, topology)))
     seen = find_last_seen(backend.devices, service.names, backend.read_current)
-    answer = build_fleet(all_nodes, unresolved, seen, topology, health, unready, now)
-    if entity is not None or not nodes:
-        wanted = frozenset(entity or ())
-        answer["nodes"] = [node for node in answer["nodes"] if nodes and node["entity"] in wanted]
-    return json_response(answer)
+    listed = (None if entity is None else frozenset(entity)) if nodes else frozenset()
+    return json_response(build_fleet(all_nodes, unresolved, seen, topology, health, unready, now, listed))
 
 
 @read_router.get("/series", response_model=models.Series)
