@@ -61,17 +61,13 @@ class ObjectivesKeeper:
         return True
 
     def _alert(self, engine: Engine, now: int) -> None:
-        with engine.lock:
-            fleet = make_fleet(engine.devices, engine.topology)
-            with contextlib.closing(self._service.database.cursor()) as cursor:
-                standings = judge_objectives(cursor, self._service.config, fleet, now)
-        found = []
-        burning = {name_objective(objective, scope) for objective, scope, standing in standings if standing.alert}
+        topology = Topology.from_checked(engine.topology.parents)  # lookups in the engine's own need its lock
+        fleet = make_fleet(engine.devices, topology)
+        with contextlib.closing(self._service.database.cursor()) as cursor:
+            standings = judge_objectives(cursor, self._service.config, fleet, now)
+        burning = {name_objective(o, scope): (o, standing) for o, scope, standing in standings if standing.alert}
         self._since = {name: self._since.get(name, now) for name in burning}
-        for objective, scope, standing in standings:
-            if standing.alert:
-                name = name_objective(objective, scope)
-                found.append(make_finding(objective, name, standing, self._since[name], now))
+        found = [make_finding(o, name, standing, self._since[name], now) for name, (o, standing) in burning.items()]
         if found:
             engine.apply(lambda desk: desk.observe_own(now, found), [], found)
 
@@ -93,9 +89,8 @@ def make_finding(objective: Objective, name: str, standing: Standing, onset: int
 
 
 def make_fleet(devices: Devices, topology: Topology) -> Fleet:
-    """Returns the nodes of the fleet, and whether all of them are simulated."""
-    entities = devices.names("node")
-    nodes = [entity.partition(":")[2] for entity in entities]
+    """Returns the nodes of the fleet, and how to find the node of an entity."""
+    nodes = [entity.partition(":")[2] for entity in devices.names("node")]
     return Fleet(nodes, lambda entity: topology.ancestor_of_kind(entity, "node"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from starlette.exceptions import HTTPException
@@ -37,11 +37,11 @@ def read_objectives(
         raise UsageError(f"to = {to!r}: is in the future")
     start = end - round(days * DAY)
 
-    def find() -> dict[str, object]:
+    answers = service.remember("objectives", now, dict[tuple[int, int], dict[str, Any]])  # viewers choose other days
+    if (start, end) not in answers:
         with service.cursor() as cursor:
-            return summarize(cursor, service.config, read_fleet(service), start, end)
-
-    return json_response(service.remember("objectives", (start, end), find))
+            answers[start, end] = summarize(cursor, service.config, read_fleet(service), start, end)
+    return json_response(answers[start, end])
 
 
 def read_fleet(service: ApiContext) -> Fleet:
