@@ -227,12 +227,16 @@ def _support(given: argparse.Namespace) -> int:
 
     from pipeline.commands import support
 
-    words = [*_own_command(), "doctor", "--output", "json", *(["--config", given.config] if given.config else [])]
-    checks = subprocess.run(words, capture_output=True, text=True)
+    checks = subprocess.run(_doctor_command(given, "json"), capture_output=True, text=True)
     names = support.write_support(_load_config(given), Path(given.target), checks.stdout or checks.stderr)
     _print_rows([{"file": name} for name in names], ["file"], "table")
     _print_message(f"fleetpulse: {given.target}: read it before you send it; secrets are replaced by {support.HIDDEN}")
     return 0
+
+
+def _doctor_command(given: argparse.Namespace, output: str) -> list[str]:
+    """Returns the command of `doctor` with the same configuration."""
+    return [*_own_command(), "doctor", "--output", output, *(["--config", given.config] if given.config else [])]
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -241,8 +245,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
     config = _load_config(given)
     if given.wait is not None:
-        words = ["doctor", "--output", given.output, *(["--config", given.config] if given.config else [])]
-        return next_steps.wait_until_sound([*_own_command(), *words], given.wait)
+        return next_steps.wait_until_sound(_doctor_command(given, given.output), given.wait)
     # collectors first: they are forked, which must happen before other checks start threads
     collectors = doctor.run_checks(config, [node_doctor.prepare_collector_checks(config)])
     checks = [*doctor.run_checks(config), *doctor.run_checks(config, [node_doctor.check_agent]), *collectors]

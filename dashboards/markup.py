@@ -16,7 +16,7 @@ MAX_VOTERS = 256
 """Voters drawn as squares; with more, only the results are shown. Chosen."""
 SEVERITY_OF: Mapping[str, str] = {str(name): word.lower() for name, word in SEVERITY.items()}
 """Severity of the API -> its word in a sentence."""
-TONES: Mapping[Severity, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
+TONES: Mapping[str, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
 
 
 def badge(text: str, tone: str) -> str:

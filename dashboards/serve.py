@@ -95,7 +95,7 @@ def _make_server(settings: Any) -> Any:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """Opens the port, then reports that the pages are ready."""
             await super().startup(sockets)
-            manager.notify_ready(0.0)
+            manager.notify_ready()
 
         async def on_tick(self, counter: int) -> bool:
             """Reports every 10 s, from the loop itself, that it is alive."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
+from pipeline.runtime.systemd import UNIT_FOLDER
 
 _COLLECTOR_SIGNALS = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
 """Signals of the collector itself, present even if the GPU reports nothing."""
@@ -89,8 +89,7 @@ def _present_values(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~np.isnan(values))
 
 
-_PACKAGED = Path(sys.prefix).parent / "share" / "systemd"  # in a bundle, Python is beside its units
-UNITS = str(_PACKAGED) if _PACKAGED.is_dir() else "deploy/systemd"
+UNITS = str(UNIT_FOLDER) if UNIT_FOLDER.is_dir() else "deploy/systemd"
 DROP_INS = "fleetpulse-agent.service.d"
 _NAMES = re.compile(r"\bCAP_[A-Z_]+")
 

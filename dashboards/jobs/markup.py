@@ -12,7 +12,7 @@ from dashboards import linked, links
 from dashboards.answers import Node, TimelineItem
 from dashboards.jobs.answers import Harm, Job, JobDetail, Pace, Strip
 from dashboards.links import Link, as_markup, entity_link, incident_link
-from dashboards.markup import SEVERITY_OF, badge, simulated_badge
+from dashboards.markup import SEVERITY_OF, TONES, badge, simulated_badge
 from dashboards.routes import entity_href, href
 from dashboards.theme import Palette
 from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, plain, with_entity_names
@@ -211,8 +211,7 @@ def _cause(open_: Sequence[Harm]) -> str:
 
 
 def _severity(harm: Harm) -> str:
-    tones = {"page": "critical", "ticket": "degraded", "watch": "watch"}
-    return badge(SEVERITY_OF.get(harm.severity, harm.severity).upper(), tones.get(harm.severity, "quiet"))
+    return badge(SEVERITY_OF.get(harm.severity, harm.severity).upper(), TONES.get(harm.severity, "quiet"))
 
 
 def harms(found: Sequence[Harm], now: int) -> str:

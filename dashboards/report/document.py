@@ -9,10 +9,10 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from dashboards.fleet_map.answers import FILTERS, FleetLayout, FleetMap, parse_layout, parse_map
+from dashboards.report.markup import table, write_document
 from dashboards.report.picture import draw_picture
 from dashboards.words import NODE_STATE, SEVERITY, STATE, age, amount, plain
 from pipeline.model.entity_names import entity_name
@@ -68,13 +68,8 @@ def write_report(read: Read, now: int, within: str = "") -> str:
         _detectors(read),
         _receivers(read),
     ]
-    style = (Path(__file__).parent / "report.css").read_text()
     about = f"State of {_time(head.as_of)}, printed {_time(now)}.{simulated if parts.found.simulated else ''}"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>'
-        f"<h1>{escape(title)}</h1><p>{escape(about)}</p>{''.join(sections)}</body></html>\n"
-    )
+    return write_document(title, about, sections)
 
 
 def _stale(unready: Sequence[str]) -> str:
@@ -120,7 +115,7 @@ def _incidents(read: Read, parts: MapParts, now: int) -> str:
     head = ("Severity", "Incident", "Cause", "For", "State", "Confidence")
     details = "".join(_impact(read, row) for row in rows[:MAX_DETAILED])
     return (
-        f"<h2>Unresolved incidents ({len(rows):,})</h2>{_table(head, lines, 'None.')}"
+        f"<h2>Unresolved incidents ({len(rows):,})</h2>{table(head, lines, 'None.')}"
         f"{_more(len(rows))}{f'<h2>Impact and recommended action</h2>{details}' if details else ''}"
     )
 
@@ -210,19 +205,11 @@ def _receivers(read: Read) -> str:
     shown = [key for key in keys if any(key in row for row in rows)]
     lines = [tuple(str(row.get(key, "")) for key in shown) for row in rows[:MAX_LINES]]
     head = [key.capitalize() for key in shown]
-    return f"<h2>Delivery of alerts</h2>{_table(head, lines, 'No receiver is configured: nobody is paged.')}"
+    return f"<h2>Delivery of alerts</h2>{table(head, lines, 'No receiver is configured: nobody is paged.')}"
 
 
 def _missing(name: str, error: Exception) -> str:
     return f'<h2>{escape(name)}</h2><p class="warn">Unavailable: {escape(str(error))}</p>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> str:
-    if not rows:
-        return f"<p>{escape(empty)}</p>"
-    heads = "".join(f"<th>{escape(text)}</th>" for text in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<table class="list"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _more(number: int) -> str:

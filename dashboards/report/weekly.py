@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
+from dashboards.report.markup import table, write_document
 from pipeline.model.records import iso
 
 MOST = 20
@@ -15,16 +15,11 @@ MOST = 20
 
 def write_html(found: Mapping[str, Any], now: int) -> str:
     """Returns the report as one HTML document. now: when it is written (UTC us)."""
-    style = (Path(__file__).parent / "report.css").read_text()
     title = f"Report {found['from'][:10]} to {found['to'][:10]}"
     note = " All of it is SIMULATED." if found["simulated"] else ""
     about = f"{found['nodes']:,} nodes. Printed {iso(now)[:19].replace('T', ' ')}Z.{note}"
     parts = (_summary(found), _objectives(found), _losses(found), _energy(found), _failures(found), _nodes(found))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>'
-        f"<h1>{escape(title)}</h1><p>{escape(about)}</p>{''.join(parts)}{_spares(found)}</body></html>\n"
-    )
+    return write_document(title, about, [*parts, _spares(found)])
 
 
 def percent(share: float | None, digits: int = 2) -> str:
@@ -167,12 +162,3 @@ def _spares(found: Mapping[str, Any]) -> str:
     spares = found["spares"]
     text = f"Enough for {spares['days']:g} days with a probability of {spares['level']:.0%}.".replace("%", " %")
     return f"<h2>Spares</h2><p>{text}</p>{table(SPARE_HEAD, [spare_cells(r) for r in spares['parts']], 'None.')}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> str:
-    """Returns a table; all cells are escaped."""
-    if not rows:
-        return f"<p>{escape(empty)}</p>"
-    heads = "".join(f"<th>{escape(text)}</th>" for text in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<table class="list"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'

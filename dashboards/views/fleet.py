@@ -302,7 +302,7 @@ def sources(found: FleetMap) -> str:
 def _incidents(of_fleet: CachedAnswer[Fleet], found: FleetMap) -> None:
     answer = snapshot.fetch_unresolved()
     since = unknown_since(answer, of_fleet, snapshot.now())
-    unresolved = [i for i in answer.value or () if i.state != "resolved"]
+    unresolved = list(answer.value or ())
     if found.within or found.nodes < found.fleet:
         own = {identity for ids in found.incident_sets for identity in ids}
         unresolved = [i for i in unresolved if i.id in own]

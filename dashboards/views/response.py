@@ -214,7 +214,7 @@ def _acknowledge_for(about: About, key: str) -> None:
 
 def _merge_form(detail: IncidentDetail, key: str) -> None:
     found = snapshot.fetch_unresolved().value or ()
-    others = {i.id: i for i in found if i.state != "resolved" and i.id != detail.incident.id}
+    others = {i.id: i for i in found if i.id != detail.incident.id}
     offered = list(others)[:MAX_OFFERED]
     names = {i: f"{i} {plain(others[i].summary)}" for i in offered}
     st.multiselect("Incidents", offered, format_func=lambda i: names[i], key=f"{key}-merge")

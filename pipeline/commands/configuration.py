@@ -113,8 +113,8 @@ def _is_set(table: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def find_fixed_changes(before: Config, after: Config) -> list[str]:
-    """Returns the keys that a reload changes, for the audit. Raises UsageError for those that a process cannot change.
+def list_changed_keys(before: Config, after: Config) -> list[str]:
+    """Returns the keys that a reload changes, for the audit. Raises UsageError for those that need a new process.
 
     A reload reads the same store: another path would be another pipeline.
     """

@@ -38,11 +38,9 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
     """Returns incidents (unresolved, of a state, or all), or one with its history, and the columns for people."""
     if given.verb == "show":
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
-        return (
-            ([found], ())
-            if given.output != "table"
-            else ([*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY)
-        )
+        if given.output != "table":
+            return [found], ()
+        return [*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY
     state = f"?state={given.state}" if given.state else ""
     rows = _get(config, f"/incidents{state}")["incidents"]
     kept = rows if given.state or given.all else [row for row in rows if row["resolved"] is None]

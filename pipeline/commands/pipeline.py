@@ -402,7 +402,7 @@ def run(
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
     manager = SystemdNotifier()
-    manager.notify_ready(0.0)
+    manager.notify_ready()
     manager.watch(lambda: service.progress.heartbeat.age_s, stop)
     notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
     notifier.start()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from pipeline.commands.configuration import find_fixed_changes
+from pipeline.commands.configuration import list_changed_keys
 from pipeline.config.sections import Config
 from pipeline.engine.people import People
 from pipeline.model.errors import FleetpulseError
@@ -48,7 +48,7 @@ class Reload:
         self._asked = False
         user = Caller("SIGHUP")
         try:
-            changed = find_fixed_changes(self._config, self._load())
+            changed = list_changed_keys(self._config, self._load())
         except FleetpulseError as error:
             log.error("configuration not reloaded, nothing changed: %s", error)
             self._people().record_audit(user, ACTION, self._config.source, str(error), "refused")

@@ -1,4 +1,4 @@
-"""The commands that read pages without a browser: `report`, `share`, `objectives`, `rma`. In of arguments.COMMANDS."""
+"""The commands that read pages without a browser: `report`, `share`, `objectives`, `rma`. Rows of COMMANDS."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPORTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             (("--within",), _WITHIN),
         ),
     ),
-    "objectives": ("show error budgets and burn rates, or losses, why, and what fails", (DAYS, OUTPUT)),
+    "objectives": ("show error budgets, burn rates, lost GPU-hours, energy, failure rates and spares", (DAYS, OUTPUT)),
     "rma": (
         "write the packet for a return to the vendor: serials, slot, firmware, XIDs, counters, peers, tests, as a zip",
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from pipeline.config import files
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
+from pipeline.runtime.systemd import UNIT_FOLDER
 
-SHARE = Path(sys.prefix).parent / "share" / "systemd"
-"""The units of a package or bundle, beside its Python."""
 FOLDER = Path("/etc/fleetpulse")
 Ask = Callable[[str], str]
 
@@ -40,7 +38,7 @@ def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None)
 
     Raises Refused if a configuration exists, UsageError or ConfigError for an answer that cannot work.
     """
-    has_units = SHARE.is_dir() if packaged is None else packaged
+    has_units = UNIT_FOLDER.is_dir() if packaged is None else packaged
     path = Path(given.config or (FOLDER / "fleetpulse.toml" if has_units else "fleetpulse.toml"))
     _check_target(path, given.replace)
     answers = ask_all(given, ask, has_units)
@@ -107,7 +105,7 @@ def next_commands(answers: Answers, path: Path) -> list[str]:
         return ["fleetpulse init", f"systemctl enable --now {units}", "fleetpulse doctor --wait 120s"]
     drop_in = "/etc/systemd/system/fleetpulse-agent.service.d/one-host.conf"
     return [
-        f"install -D -m 0644 {SHARE}/one-host.conf {drop_in}",
+        f"install -D -m 0644 {UNIT_FOLDER}/one-host.conf {drop_in}",
         f"systemctl enable --now fleetpulse-agent {units}",
         "fleetpulse doctor --wait 120s",
     ]

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 WATCHDOG_INTERVALS = 4
 """Intervals of the agent that the watchdog waits at least; chosen: a tick may be late twice and still be in time."""
 WATCHES = 4
 """Looks at a loop's heartbeat within the watchdog's timeout. Chosen: three may be missed."""
+UNIT_FOLDER = Path(sys.prefix).parent / "share" / "systemd"
+"""The units of a package or bundle, which are beside its Python; absent in a checkout."""
 _SECOND_US = 1_000_000
 
 
@@ -31,8 +35,8 @@ class SystemdNotifier:
         self._status = ""
         self._socket = _open_socket() if self._address else None
 
-    def notify_ready(self, interval: float) -> None:
-        """Reports that the loop runs every `interval` seconds. A watchdog timeout that is too short is raised."""
+    def notify_ready(self, interval: float = 0.0) -> None:
+        """Reports that the loop runs every `interval` seconds (0: unknown). Too short a watchdog timeout is raised."""
         lines = ["READY=1"]
         wanted = round(WATCHDOG_INTERVALS * interval * _SECOND_US)
         if 0 < self._watchdog_us < wanted:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.commands.arguments import build_parser
-from pipeline.commands.configuration import find_fixed_changes, run_config
+from pipeline.commands.configuration import list_changed_keys, run_config
 from pipeline.config import files
 from pipeline.config.sections import load_config
 from pipeline.model.errors import ConfigError, UsageError
@@ -149,7 +149,7 @@ def test_a_reload_cannot_move_the_store(main: Path, tmp_path: Path) -> None:
     before = load_config(main)
     drop_in(main, "50.toml", f'[store]\npath = "{tmp_path}/other.duckdb"\n')
     with pytest.raises(UsageError, match=r"store.path changed: restart"):
-        find_fixed_changes(before, load_config(main))
+        list_changed_keys(before, load_config(main))
 
 
 @pytest.mark.slow
