@@ -1,6 +1,6 @@
 """Writes of a person about incidents and silences: each with the version that the person saw.
 
-If somebody else changed an incident meanwhile, nothing is written and the answer says what changed. Changes of
+If another person changed the incident since then, nothing is written and the answer names the change. Changes of
 Fleetpulse itself (new findings, escalation) and the person's own do not stop it: then it is sent again with the new
 version. The page may still have the version before the person's last click.
 """
@@ -40,11 +40,11 @@ def act_on_incident(incident: str, version: int | None, verb: str, body: Mapping
         except ApiError as error:
             if error.status != CONFLICT or version is None:
                 return Outcome("critical", f"Nothing changed. {error}", False)
-        snapshot.api_url()  # a login may have ended meanwhile
+        snapshot.api_url()  # a login may have ended
         try:
             fresh = snapshot.make_client().fetch_incident(incident)
         except ApiError as error:
-            return Outcome("critical", f"Nothing changed: somebody else changed the incident. {error}", False)
+            return Outcome("critical", f"Nothing changed: another person changed the incident. {error}", False)
         since = [change for change in fresh.history if change.number > version]
         person = identity.require()
         own = {MACHINE} if person.notes_only else {MACHINE, person.name}  # several people can be `local`
@@ -62,4 +62,4 @@ def describe_conflict(since: list[Change], now: int) -> str:
         for change in since
         if change.actor != MACHINE
     ]
-    return f"Nothing changed, because meanwhile {joined(texts)}. Look at it, then repeat what you want to do."
+    return f"Nothing changed: {joined(texts)}. Look at it, then repeat your action."

@@ -1,4 +1,4 @@
-"""Why an incident is what it is, whom it hurts and what to do: rows and texts of the incident page, with links."""
+"""Cause, impact and recommended action of an incident: rows and texts of the incident page, with links."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def runbook_link(detail: IncidentDetail) -> Text:
 
 
 def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:
-    """Returns (heading, texts) about what people and the clock did: who has it, until when, what holds it back."""
+    """Returns (heading, texts) about acts of people and the clock: the owner, until when, what holds it back."""
     life, found = incident.life, list[tuple[str, list[Text]]]()
     if life.merged_into:
         found.append(("Merged into", [incident_link(life.merged_into)]))
     if life.inhibited_by:
-        found.append(("No alert of its own: part of", [incident_link(i) for i in life.inhibited_by]))
+        found.append(("No separate alert: part of", [incident_link(i) for i in life.inhibited_by]))
     if life.inhibitor and incident.resolved is None:
         found.append((f"Inhibited ({life.inhibit_rule}) by", [incident_link(life.inhibitor)]))
     if life.silenced_by and incident.state != "resolved":
@@ -117,7 +117,7 @@ def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:
 
 
 def owner_text(incident: Incident, now: int) -> str:
-    """Returns who works on it: `acknowledged by ann until 14:00:00Z`, `assigned to bob`; empty if nobody does."""
+    """Returns who works on it: `acknowledged by ann until 14:00:00Z`, `assigned to bob`; empty if there is no one."""
     life, texts = incident.life, []
     if life.acknowledged_by and incident.resolved is None:
         until = life.acknowledged_until
@@ -132,7 +132,7 @@ def owner_text(incident: Incident, now: int) -> str:
 
 
 def storm_rows(detail: IncidentDetail) -> list[Text]:
-    """Returns links to the incidents that a storm stands for."""
+    """Returns links to the incidents that a storm represents."""
     return [incident_link(i) for i in detail.incident.life.represents]
 
 

@@ -44,7 +44,7 @@ _OPENER = make_opener()
 
 @dataclass(frozen=True)
 class Client:
-    """The API at `url`, with the bearer token if it requires one. headers: name the person for whom it writes."""
+    """The API at `url`, with the bearer token if it requires one. headers: name the person who writes."""
 
     url: str
     token: str = ""
@@ -121,7 +121,7 @@ class Client:
     ) -> T:
         """Sends a change to `/api/v1/{path}` and returns the parsed response. Raises ApiError.
 
-        version: of what is changed, as shown to the person; if it has another one now, the status is 412.
+        version: of the object that changes, as shown to the person; if it has another one now, the status is 412.
         """
         headers = {"Content-Type": "application/json", **dict(self.headers)}
         if version is not None:

@@ -1,7 +1,7 @@
 """Who looks at a page, and what that person may do: the one place that every read and write of the pages asks.
 
 Three ways, chosen by [dashboard]: a login at an OpenID Connect provider, a proxy that names people in headers, or none.
-Without one everybody is `local` and may write notes only.
+Without one every user is `local` and may write notes only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pipeline.http.roles import CLIENT_HEADER, ROLE_HEADER, USER_HEADER, encode_
 from pipeline.model.roles import ROLES, Role
 
 Barrier = Literal["logged_out", "ended", "refused", "no_role"]
-"""Why somebody is not let in: never logged in, the login ended, it is not accepted, none of the groups has a role."""
+"""Why a person has no access: never logged in, the login ended, it is not accepted, none of the groups has a role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody with access. client: the browser's address. groups: those with a role."""
+    """A person with access. client: the browser's address. groups: those with a role."""
 
     name: str
     role: Role
@@ -48,7 +48,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """Somebody without access, with the reason. name: empty before a login."""
+    """A person without access, with the reason. name: empty before a login."""
 
     barrier: Barrier
     reason: str
@@ -91,7 +91,7 @@ def current() -> Person | Stranger:
 def _named_by_proxy(proxy: ProxyLogin) -> Person | Stranger:
     name, groups = (st.context.headers.get_all(header) for header in (proxy.user_header, proxy.groups_header))
     if len(name) != 1 or not is_name(name[0]):
-        return Stranger("refused", f"The proxy in front gives no user in {proxy.user_header}. Tell its administrator.")
+        return Stranger("refused", f"The proxy in front gives no user in {proxy.user_header}. Ask its administrator.")
     return _with_role(name[0], tuple(g.strip() for value in groups for g in value.split(proxy.separator)), None)
 
 
@@ -140,5 +140,5 @@ def may_write(path: str, body: Mapping[str, Any] | None = None, method: str = "P
 
 
 def _is_local_note(path: str, body: Mapping[str, Any]) -> bool:
-    """Returns whether everybody on this machine may do it: `not_a_fault` teaches detectors, so it is no note."""
+    """Returns whether every user of this machine may do it: `not_a_fault` teaches detectors, so it is no note."""
     return is_note(f"/api/v1/{path}") and not body.get("not_a_fault")

@@ -16,7 +16,7 @@ SHOWN: Mapping[str, str] = {
     "resolved": "Resolved",
     "all": "All",
 }
-"""Tabs of the list. Pending: nobody has taken it. Muted: silenced, or another incident stands for it."""
+"""Tabs of the list. Pending: open and without an owner. Muted: silenced, or represented by another incident."""
 SORTS: Mapping[str, str] = {
     "severity": "Severity",
     "newest": "Newest first",

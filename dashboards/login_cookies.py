@@ -1,6 +1,6 @@
 """Cookies and redirects of Streamlit's login: marked Secure, as short-lived as a login, and back to the page asked for.
 
-Streamlit sends everybody to the first page after a login, so that a link in an alert would lead to the wrong place.
+Streamlit opens the first page after each login, so that a link in an alert would lead to the wrong place.
 Here the address of the page with the login button is kept in a cookie from the click to the way back, and used once.
 """
 

@@ -46,7 +46,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class NoLogin:
-    """Nobody is logged in, or the login no longer counts, and why."""
+    """No one is logged in, or the login no longer counts, and why."""
 
     barrier: Literal["logged_out", "ended", "refused"]
     reason: str

@@ -89,9 +89,9 @@ def make_client(headers: tuple[tuple[str, str], ...] = ()) -> Client:
 
 
 def api_url() -> str:
-    """Returns the address of the API, for somebody with access: every read of a page begins here.
+    """Returns the address of the API, for a person with access: every read of a page begins here.
 
-    Somebody whose login ended sees no more data: the page then starts again, at the login.
+    A person whose login ended sees no more data: the page then starts again, at the login.
     """
     if isinstance(identity.current(), identity.Stranger):
         st.rerun(scope="app")
@@ -133,7 +133,7 @@ def send(
     method: Literal["POST", "PUT"] = "POST",
 ) -> T:
     """Sends a change to `/api/v1/{path}` and clears the cache for all viewers. Raises ApiError, also if it failed
-    because what is changed no longer has that version (412)."""
+    because the object no longer has that version (412)."""
     try:
         return _writer(path, body).send(parse, path, body, version, method)
     finally:

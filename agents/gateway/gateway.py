@@ -26,7 +26,7 @@ from pipeline.runtime.systemd import SystemdNotifier
 BEAT_S = 1.0
 """Time between two messages to a watchdog of the service manager; chosen, as of the agent."""
 CLOSE_S = 2.0
-"""How long the end waits for acknowledgements of Kafka; what is left is in the spool."""
+"""How long the end waits for acknowledgements of Kafka; the rest is in the spool."""
 
 
 class RunningGateway:
@@ -123,7 +123,7 @@ def read_certificate(settings: Gateway) -> tuple[bytes, bytes] | None:
 
 
 def run(config: Config, stop: threading.Event) -> int:
-    """`fleetpulse gateway`: runs until `stop` is set. The service manager hears when it listens and when it ends."""
+    """`fleetpulse gateway`: runs until `stop` is set. systemd is notified when it listens and ends."""
     manager = SystemdNotifier()
     gateway, scheme = RunningGateway(config, _log), "https" if config.gateway.certificate_file else "http"
     _log(f"listening on {scheme}://{config.gateway.host}:{gateway.port}, sends by {config.pipeline.transport}")
@@ -155,7 +155,7 @@ TRY_AGAIN_S = 10.0
 
 
 class LocalReceiver:
-    """Receives OTLP over HTTP from programs on the agent's node. All that waits for a disk is in threads of its own.
+    """Receives OTLP over HTTP from programs on the agent's node. All that waits for a disk runs in separate threads.
 
     Every request counts as telemetry of this node, whatever its resource says; so no token is needed.
     """

@@ -33,7 +33,7 @@ CODES = {
 
 
 class GrpcServer:
-    """A gRPC server in front of a Receiver; its threads start at once. Raises ConfigError.
+    """A gRPC server in front of a Receiver; its threads start immediately. Raises ConfigError.
 
     certificate: (private key, certificate chain) in PEM; None for no TLS.  port: the one that it listens on.
     """

@@ -47,7 +47,7 @@ WRITE_FORMATS = {
 
 
 class GatewayServer(http.server.ThreadingHTTPServer):
-    """Accepts at most `connections` at a time; further ones get 503 at once, or with TLS are closed.
+    """Accepts at most `connections` at a time; further ones get 503 immediately, or with TLS are closed.
 
     answers: number of answers by status.
     """
@@ -181,7 +181,7 @@ class GatewayHandler(http.server.BaseHTTPRequestHandler):
         return decompress_body(body, self.headers.get("Content-Encoding", "").strip().lower())
 
     def _refuse(self, error: RequestError) -> None:
-        """An error. What was not read of the body would be taken for the next request, so the connection ends."""
+        """An error. The unread rest of the body would be taken for the next request, so the connection ends."""
         sender = f"{self.user} ({self.client_address[0]})" if self.user else str(self.client_address[0])
         self.server.receiver.record_refusal(sender, error.status, str(error))
         self.close_connection = True

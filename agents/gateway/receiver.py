@@ -55,7 +55,7 @@ class RequestError(Exception):
 
 @dataclass(slots=True)
 class RefusedSender:
-    """What was refused of one sender for one reason. last: UTC us."""
+    """Requests of one sender that were refused for one reason. last: UTC us."""
 
     sender: str
     reason: str
@@ -152,7 +152,7 @@ class Receiver:
 
 
 def check_otlp(body: bytes) -> None:
-    """Raises RequestError unless the body has resources and scopes; the pipeline checks what is in them."""
+    """Raises RequestError unless the body has resources and scopes; the pipeline checks their content."""
     try:
         for resource in ProtobufMessage(body).messages(1):
             resource.messages(2)
@@ -161,7 +161,7 @@ def check_otlp(body: bytes) -> None:
 
 
 def check_remote_write(body: bytes, form: str) -> dict[str, str]:
-    """Headers with what was written, which version 2.0 requires. Raises RequestError."""
+    """Headers with the written counts, which version 2.0 requires. Raises RequestError."""
     second = form == V2_FORMAT
     samples = histograms = 0
     try:

@@ -1,6 +1,6 @@
 """The agent's loop: read the collectors every interval, pack their readings into one Batch, write it to the spool.
 
-Events are written at once; the batches of [agent] linger seconds are joined into one message.
+Events are written immediately; the batches of [agent] linger seconds are joined into one message.
 
 Only a signal stops the loop. A collector that hangs or fails is reported once and skipped; a full disk costs the oldest
 data. Every change of state is one line on stderr and, for collectors, an event of kind `collector`.

@@ -1,1 +1,1 @@
-"""The page Data quality: which sources are silent or fail, what that blinds, and what was lost."""
+"""The page Data quality: which sources are silent or fail, the detectors that this disables, and lost data."""

@@ -79,7 +79,7 @@ _ADVICE = {
 
 
 def title(problem: Problem) -> str:
-    """Returns what is wrong and where, such as `18 agents silent in rack r12`."""
+    """Returns problem and place, such as `18 agents silent in rack r12`."""
     one = problem.count == 1
     if problem.kind == "collector":
         what = f"Collector {problem.part} {_COLLECTOR_STATES.get(problem.state, problem.state)}"

@@ -254,7 +254,7 @@ def versions(found: Sequence[Version]) -> str:
 
 
 def destinations(found: Sequence[Destination], now: int) -> str:
-    """Returns the receivers of alerts with what waits and what was not delivered."""
+    """Returns the receivers of alerts with messages that wait and that were not delivered."""
     tones = {"ok": "quiet", "unknown": "quiet", "failing": "degraded", "down": "critical"}
     rows = [
         (

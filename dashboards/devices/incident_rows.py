@@ -18,12 +18,12 @@ _ORDER = ("page", "ticket", "watch")
 
 
 def worst(incidents: Iterable[OwnIncident]) -> OwnIncident | None:
-    """Returns the most severe unresolved incident, one of its own before one above it."""
+    """Returns the most severe unresolved incident, one of the device before one above it."""
     return next(iter(sort_open(incidents)), None)
 
 
 def sort_open(incidents: Iterable[OwnIncident]) -> list[OwnIncident]:
-    """Returns the unresolved incidents: those of its own before those above it, the most severe first."""
+    """Returns the unresolved incidents: those of the device before those above it, the most severe first."""
     unresolved = [one for one in incidents if one.incident.resolved is None]
     return sorted(unresolved, key=lambda one: (one.relation == "affected", _ORDER.index(one.incident.severity)))
 

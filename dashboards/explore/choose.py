@@ -99,7 +99,7 @@ def signal_label(name: str) -> str:
 
 
 def _draw_found(chosen: Choice) -> None:
-    """Draws what was found for the last text that named no device."""
+    """Draws the search results of the last text that named no device."""
     asked, found = st.session_state.get(_ADD, ("", ()))
     if not asked:
         return

@@ -1,4 +1,4 @@
-"""Charts and results of queries as CSV and Parquet, of what was read: bounded like the charts and queries."""
+"""Charts and results of queries as CSV and Parquet, of the rows that were read: bounded like the charts and queries."""
 
 from __future__ import annotations
 

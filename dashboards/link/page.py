@@ -149,14 +149,14 @@ def _end_rows(detail: EntityDetail, values: Values | None, now: int) -> list[tup
 
 
 def far_end_notice(detail: EntityDetail, peer: str) -> str:
-    """Returns what is known of a far end that nothing monitors, and how to monitor it, as markup."""
+    """Returns the known facts of a far end that nothing monitors, and how to monitor it, as markup."""
     above = next((e for e in detail.above if e.partition(":")[0] in ("leaf", "switch", "spine")), None)
     said = next((str(detail.attributes[k]) for k in _PEER_NAMES if detail.attributes.get(k)), "")
     known = [f"Switch: {entity_link(above)}." if above else "", f"Reported as {escape(said)}." if said else ""]
     if peer:
         known.append(f"Named {entity_link(peer)}, but it sends no data.")
     if detail.kind == "nvlink":
-        fix = "The other end of an NVLink has no counters of its own: those of this GPU cover both directions."
+        fix = "The other end of an NVLink has no counters: those of this GPU cover both directions."
     else:
         fix = (
             "On InfiniBand, a fabric agent monitors it. On Ethernet, LLDP on the node names the switch port; its "

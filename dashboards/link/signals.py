@@ -1,4 +1,4 @@
-"""Signals of links: what is measured at both ends, as rates, and the bit error rate computed from two counters."""
+"""Signals of links: measurements at both ends, as rates, and the bit error rate computed from two counters."""
 
 from __future__ import annotations
 

@@ -153,11 +153,11 @@ def state_text(shown: EntityDetail, known: Node | None) -> str:
     if worst is None:
         return f"{quiet}No unresolved incidents." if not quiet else quiet.strip()
     if worst.relation == "affected":
-        return f"{quiet}No fault of its own found; affected by {entity_name(worst.incident.cause)}."
+        return f"{quiet}No fault found on it; affected by {entity_name(worst.incident.cause)}."
     return (
         f"{quiet}{incident_rows.WORDS[worst.relation]} of an unresolved incident."
         if worst.relation == "cause"
-        else (f"{quiet}Affected, with findings of its own; suspected cause: {entity_name(worst.incident.cause)}.")
+        else (f"{quiet}Affected, and has findings too; suspected cause: {entity_name(worst.incident.cause)}.")
     )
 
 

@@ -102,7 +102,7 @@ def _row(
 
 
 def far_ends(detail: EntityDetail) -> dict[str, str]:
-    """Returns port -> link to what is at its far end, or that it is not monitored."""
+    """Returns port -> link to its far end, or that it is not monitored."""
     found = {}
     for part in detail.parts_of_kind("port"):
         peer = detail.links.get(part.entity)

@@ -205,7 +205,7 @@ def _receivers(read: Read) -> str:
     shown = [key for key in keys if any(key in row for row in rows)]
     lines = [tuple(str(row.get(key, "")) for key in shown) for row in rows[:MAX_LINES]]
     head = [key.capitalize() for key in shown]
-    return f"<h2>Delivery of alerts</h2>{table(head, lines, 'No receiver is configured: nobody is paged.')}"
+    return f"<h2>Delivery of alerts</h2>{table(head, lines, 'No receiver is configured: no one is paged.')}"
 
 
 def _missing(name: str, error: Exception) -> str:

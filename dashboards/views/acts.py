@@ -142,7 +142,7 @@ def _command_rows(plan: Plan) -> list[tuple[str, Text]]:
 
 def guard_result(passed: bool, overridable: bool) -> str:
     """Returns the result of a guard in words."""
-    return "pass" if passed else "FAIL: two people may override it" if overridable else "FAIL: nobody may override it"
+    return "pass" if passed else "FAIL: two people may override it" if overridable else "FAIL: no override"
 
 
 def _draw_buttons(act: Act) -> None:
@@ -160,7 +160,7 @@ def _draw_buttons(act: Act) -> None:
     if act.state == "awaiting_approval" and act.plan is not None:
         row.button("Approve this plan", type="primary", key="act-approve", on_click=_approve, args=(act,))
         with row.popover("Break-glass", key="act-glass"):
-            text = "For one administrator alone on call, one node an hour. Everybody is told, and it is reviewed."
+            text = "For one administrator alone on call, one node an hour. Operators are notified, and it is reviewed."
             st.html(markup.notice(text, "critical"))
             st.button("Approve alone", key="act-glass-now", on_click=_approve, args=(act, True))
     row.button("Cancel act", key="act-cancel", on_click=_cancel, args=(act,))
@@ -195,7 +195,7 @@ def draw_form(key: str, incident: str, modes: Mapping[str, str], nodes: str = ""
     st.selectbox("Act", verbs, key=f"{key}-verb", format_func=lambda verb: f"{verb} ({modes[verb]})")
     st.text_area("Nodes, one a line", nodes, key=f"{key}-nodes", placeholder="n042", height=70)
     st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
-    st.text_input("Reason", key=f"{key}-reason", placeholder="Why, for whoever approves it")
+    st.text_input("Reason", key=f"{key}-reason", placeholder="Why, for the approver")
     st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(key, incident))
 
 

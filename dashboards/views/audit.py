@@ -1,4 +1,4 @@
-"""`/audit?actor=&target=`: who wrote what through the API, from where and why, and what was refused."""
+"""`/audit?actor=&target=`: who wrote what through the API, from where and why, and refused attempts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _draw(found: Handover, now: int) -> None:
     names = {i.id for i in (*found.open, *found.muted)} | {c.id for c in found.changed}
     st.html(markup.section("Pending", "pages without an owner; acknowledgements and silences that end within 8 h"))
     st.html(markup.table(("Time", "What", "About"), pending_rows(found.pending, names, now), "Nothing waits."))
-    head = ("Severity", "Incident", "Cause", "Who has it", "State", "Duration")
+    head = ("Severity", "Incident", "Cause", "Owner", "State", "Duration")
     st.html(markup.section("Open", f"{len(found.open):,}"))
     st.html(_limited(head, incident_rows(found.open, now), "No open incidents."))
     st.html(markup.section("Muted", f"{amount(len(found.muted), 'incident', 'incidents')}"))

@@ -1,4 +1,4 @@
-"""`/incident?id=`: what it is, why, whom it hurts and what to do; evidence, timeline and history of one incident."""
+"""`/incident?id=`: cause, impact, recommended action, evidence, timeline and history of one incident."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _history(detail: IncidentDetail, now: int) -> None:
 def _others(detail: IncidentDetail, now: int) -> None:
     """Draws incidents that have to do with this one: of a storm, at the same time, and similar ones of the past."""
     if storm := cause_and_impact.storm_rows(detail):
-        st.html(markup.section("Storm", f"stands for {amount(len(storm), 'incident', 'incidents')}"))
+        st.html(markup.section("Storm", f"represents {amount(len(storm), 'incident', 'incidents')}"))
         st.html(markup.chips(storm, most=60))
     if detail.co_occurring:
         st.html(markup.section("Co-occurring incidents", "began within 2 min; not known to have one cause"))

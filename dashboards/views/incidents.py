@@ -22,7 +22,7 @@ from pipeline.model.records import Incident
 
 _RESULT = "fleetpulse.list.result"
 VIEWS: tuple[tuple[str, ListQuery], ...] = (
-    ("Nobody has taken it", ListQuery(show="pending")),
+    ("Without an owner", ListQuery(show="pending")),
     ("Critical, by rack", ListQuery(matchers=('severity="critical"',), group="rack")),
     ("By job", ListQuery(group="job")),
     ("By cause, most members first", ListQuery(group="cause", sort="members")),
@@ -64,7 +64,7 @@ def _body() -> None:
 
 
 def headline(counts: Mapping[str, int], query: ListQuery) -> str:
-    """Returns the number of unresolved incidents, and how many of them nobody has taken."""
+    """Returns the number of unresolved incidents, and how many of them have no owner."""
     unresolved, pending = counts.get("unresolved", 0), counts.get("pending", 0)
     matching = " that match" if query.is_filtered else ""
     if not unresolved:

@@ -24,7 +24,7 @@ LOCAL_BANNER = "Notes only (acknowledge, assign, comment, resolve), as user loca
 
 
 def draw_login(who: Stranger) -> None:
-    """Draws the login page for somebody without access: nothing about the fleet."""
+    """Draws the login page for a person without access: nothing about the fleet."""
     st.html(markup.title("Fleetpulse"))
     tone = "quiet" if who.barrier == "logged_out" else "degraded"
     st.html(markup.notice(who.reason, tone, _HEADING[who.barrier]))

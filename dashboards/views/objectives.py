@@ -1,4 +1,4 @@
-"""`/objectives?days=`: what was promised and lost, why, with what energy, and which nodes fail."""
+"""`/objectives?days=`: error budgets, lost GPU-hours by cause, energy, and the nodes that fail."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def draw_error(answer: CachedAnswer[Any]) -> None:
 
 EMPTY_FLEET = (
     "No node has sent data yet. Install the agent on a GPU node and start it with `fleetpulse agent`, with the brokers "
-    "of this pipeline in its configuration. `fleetpulse doctor` on the node finds what is missing. To try Fleetpulse "
+    "of this pipeline in its configuration. `fleetpulse doctor` on the node finds the missing part. To try Fleetpulse "
     "without GPUs: `fleetpulse demo`."
 )
 

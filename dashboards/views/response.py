@@ -105,7 +105,7 @@ def _do_with(about: About, verb: str, body: Mapping[str, Any], done: str, popove
 
 def _assign_form(detail: IncidentDetail, key: str) -> None:
     life = detail.incident.life
-    st.text_input("Assign to", key=f"{key}-to", value=life.assignee, placeholder="name; empty: nobody")
+    st.text_input("Assign to", key=f"{key}-to", value=life.assignee, placeholder="name; empty: no one")
     st.text_input("Comment", key=f"{key}-text")
     row = st.container(horizontal=True)
     row.button("Assign", key=f"{key}-do", type="primary", on_click=_assign, args=(_about(detail), key))
@@ -120,7 +120,7 @@ def _assign_to_me(about: About, key: str) -> None:
 
 def _assign(about: About, key: str) -> None:
     to = str(st.session_state.get(f"{key}-to") or "").strip()
-    done = f"Assigned to {to}." if to else "Assigned to nobody."
+    done = f"Assigned to {to}." if to else "Assignee removed."
     _do_with(about, "assign", {"to": to}, done, key, f"{key}-text", "")
 
 
@@ -176,7 +176,7 @@ def _feedback_form(detail: IncidentDetail, key: str) -> None:
 
 
 def _more_forms(detail: IncidentDetail, key: str) -> None:
-    """Draws what is needed less often, each in an expander."""
+    """Draws the acts that are needed less often, each in an expander."""
     if detail.incident.state != "resolved":
         with st.expander("Acknowledge for another time"):
             st.segmented_control("Until", list(ACKNOWLEDGE_HOURS), default="4 h", required=True, key=f"{key}-hours")

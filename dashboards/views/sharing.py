@@ -42,7 +42,7 @@ def draw_share(entities: Sequence[str], incident: str, within: str) -> None:
 
 
 def subject(found: Share | None, incident: str) -> str:
-    """Returns what is compared with what."""
+    """Returns a sentence about the two groups that are compared."""
     if found is None:
         return ""
     whose = f" of incident {incident}" if incident else ""

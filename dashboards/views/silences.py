@@ -136,7 +136,7 @@ def _send(
         made = snapshot.send(parse_silence, path, body, version, method)
         outcome = Outcome("quiet", f"{done}: {made.text}, until {clock(made.until, snapshot.now())}.", True)
     except ApiError as error:
-        why = "Somebody else changed it meanwhile; it is shown as it is now. " if error.status == CONFLICT else ""
+        why = "Another person changed it; it is shown as it is now. " if error.status == CONFLICT else ""
         outcome = Outcome("degraded" if why else "critical", f"Nothing changed. {why or error}", False)
     st.session_state[_RESULT] = outcome
     return outcome
@@ -193,7 +193,7 @@ def _buttons(silence: Silence) -> None:
     if end.open:
         with end:
             late = " 15 minutes from now, so that devices settle" if silence.kind == "maintenance" else " now"
-            st.html(markup.notice(f"Ends it{late}. What is still found is then sent."))
+            st.html(markup.notice(f"Ends it{late}. Findings that still hold are then sent."))
             st.button("End it", key=f"end-now-{silence.id}", type="primary", on_click=_expire, args=(silence,))
 
 

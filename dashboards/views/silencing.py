@@ -107,7 +107,7 @@ def scope_text(scope: str) -> str:
 
 
 def draw_preview(matchers: Sequence[str]) -> None:
-    """Draws how many unresolved incidents the matchers match now, and names some; or what is wrong with them."""
+    """Draws how many unresolved incidents the matchers match now, and names some; or the error in them."""
     if not matchers:
         st.html(markup.notice("No matchers: enter at least one."))
         return

@@ -167,7 +167,7 @@ class Backend(Protocol):
         ...
 
     def export_calibration(self, version: int | None) -> Mapping[str, Any]:
-        """Returns a version of the calibration, or what is in force, as a document for replay."""
+        """Returns a version of the calibration, or the one in force, as a document for replay."""
         ...
 
     def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
@@ -191,7 +191,7 @@ class Backend(Protocol):
         ...
 
     def receive_pagerduty(self, name: str, signature: str, body: bytes) -> str:
-        """Applies an event of PagerDuty; returns what was done. Raises KeyError, PermissionError, ValueError."""
+        """Applies an event of PagerDuty; returns the changes. Raises KeyError, PermissionError, ValueError."""
         ...
 
     def list_modes(self) -> Sequence[Mapping[str, Any]]:

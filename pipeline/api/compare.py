@@ -18,9 +18,9 @@ from pipeline.model.signals import CLASS_OF_KIND, Signal
 from pipeline.model.topology import Topology, kind_of
 
 MAX_SIGNALS = 8
-"""Signals of one request (chosen: charts that a person sees at once)."""
+"""Signals of one request (chosen: charts that fit on a screen)."""
 MAX_DEVICES = 16
-"""Devices of one signal (chosen: a node has eight GPUs; more lines cannot be told apart)."""
+"""Devices of one signal (chosen: a node has eight GPUs; more lines look the same)."""
 MAX_PEERS = 64
 """Peers whose band is read (chosen: its ends are exact to 2 %; of more, an even sample)."""
 _MIN_PEERS = 4

@@ -1,4 +1,4 @@
-"""Reads values over time of several signals of one class at once: a scan of the rows costs as much as of one."""
+"""Reads values over time of several signals of one class in one scan, which costs as much as for one signal."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class FleetGroups:
     """Indexes and layouts, kept until what they were made from changes. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # what is made may need other parts
+        self._lock = threading.RLock()  # making one part may need others
         self._kept: OrderedDict[tuple[str, ...], tuple[tuple[object, ...], Any]] = OrderedDict()
 
     def keep(self, what: tuple[str, ...], made_from: tuple[object, ...], make: Callable[[], T]) -> T:

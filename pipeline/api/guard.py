@@ -141,7 +141,7 @@ class Guard:
 
 
 def find_person(caller: Caller, headers: Headers) -> Caller:
-    """Returns the person for whom a program acts, with the lower of both roles; the caller if it names nobody.
+    """Returns the person that a program names, with the lower of both roles; the caller if it names none.
 
     The origin then is the person's address and the program: `10.1.2.3 via dashboard (127.0.0.1)`. Raises
     PermissionError if the token lacks the right, ValueError if the headers are not understood.

@@ -47,7 +47,7 @@ class Cost(Strict):
 class Impact(Strict):
     """Who suffers from an incident, frozen when it is resolved. gpus, nodes, ranks: reached, and those of jobs that are
     slow, hang or are lost.  jobs: at most 50 of job_count.  affected: nodes that only suffer, at most 100 of
-    affected_count; none of them is at fault.  text: all of it in one line.  title: who is affected, for a title."""
+    affected_count; none of them is at fault.  text: all of it in one line.  title: affected jobs or GPUs in short."""
 
     gpus: int
     nodes: int

@@ -131,7 +131,7 @@ class CalibrationVersion(Strict):
 
 
 class Calibration(Strict):
-    """What is in force, and the versions, newest first."""
+    """The calibration in force, and the versions, newest first."""
 
     rows: list[CalibrationRow]
     versions: list[CalibrationVersion]
@@ -358,7 +358,7 @@ class Entities(Strict):
 
 
 class FleetNode(Strict):
-    """One node on the map. state: by faults of its own.  affected_by: those of its incidents whose cause is elsewhere,
+    """One node on the map. state: by its own faults.  affected_by: those of its incidents whose cause is elsewhere,
     such as its coolant loop, its leaf switch or a job."""
 
     entity: str

@@ -1,4 +1,4 @@
-"""Routes of receivers: their state, what was sent to them, dead messages sent again, and PagerDuty's webhook to us."""
+"""Routes of receivers: their state, messages to them, dead messages sent again, and PagerDuty's webhook to us."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_REPLAYED = 1000
 class ReceiverState(BaseModel):
     """One endpoint. state: ok, failing (refused since `since`), down (probed), or unknown: nothing was sent yet.
 
-    silences: incidents that are silenced there, by whom and until when.
+    silences: incidents that are silenced there, with the person and the end.
     """
 
     name: str

@@ -34,7 +34,7 @@ Name = Annotated[str, Field(max_length=200)]
 
 
 class WhoAmI(BaseModel):
-    """The caller. on_behalf_of: it may name the person for whom it acts."""
+    """The caller. on_behalf_of: it may name the person who acts."""
 
     name: str
     role: Role
@@ -48,7 +48,7 @@ class Acknowledgement(Note):
 
 
 class Assignment(Note):
-    """The body of assign. to: a person; empty: nobody."""
+    """The body of assign. to: a person; empty: no one."""
 
     to: Name
 
@@ -221,7 +221,7 @@ def act_on_incident(request: Request, verb: str, incident: str, said: Mapping[st
 
 @people_router.post("/incidents/{incident}/assign", response_model=Incident)
 def assign(request: Request, incident: str, wanted: Assignment) -> Response:
-    """Assigns an incident to a person, or to nobody."""
+    """Assigns an incident to a person, or removes the assignee."""
     return act_on_incident(request, "assign", incident, wanted.model_dump())
 
 
@@ -349,7 +349,7 @@ def _with_titles(cursor: duckdb.DuckDBPyConnection, found: dict[str, Any]) -> di
 
 @people_router.get("/handover", response_model=Handover, responses={200: {"content": {"text/plain": {}}}})
 def handover(request: Request, since: Annotated[str | None, Query(description="ISO 8601; 8 h ago")] = None) -> Response:
-    """What is open, muted and pending, and what changed since; as text for `Accept: text/plain`."""
+    """Incidents that are open, muted and pending, and changes since; as text for `Accept: text/plain`."""
     service = get_context(request)
     now = service.now()
     begun = _parse_times({"starts": since}, request)["starts"] if since else now - SHIFT

@@ -92,7 +92,7 @@ class RankStrip(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """values: (ranks, columns) lateness, NaN without a value.  signal: what was compared, None without values."""
+    """values: (ranks, columns) lateness, NaN without a value.  signal: the compared signal, None without values."""
 
     values: Floats
     signal: str | None
@@ -230,7 +230,7 @@ def _merge_rows(values: Floats, per_row: int) -> Floats:
 
 
 def encode_levels(lateness: Floats) -> NDArray[np.uint8]:
-    """Returns levels: 0 without a value, else 1 to TOP; what is beyond the scale is at its ends."""
+    """Returns levels: 0 without a value, else 1 to TOP; values beyond the scale get its ends."""
     levels = np.clip(np.rint((np.nan_to_num(lateness) - LOW) / STEP) + 1, 1, TOP)
     return np.where(np.isfinite(lateness), levels, NONE).astype(np.uint8)
 

@@ -342,13 +342,13 @@ def calibration(request: Request, version: Version = None) -> Response:
 
 @mute_router.get("/calibration/export")
 def export_calibration(request: Request, version: Version = None) -> Response:
-    """A version, or what is in force, as a document for `fleetpulse replay --calibration`."""
+    """A version, or the one in force, as a document for `fleetpulse replay --calibration`."""
     return json_response(_of_version(lambda: get_context(request).backend.export_calibration(version), version))
 
 
 @mute_router.post("/calibration", response_model=models.CalibrationVersions)
 def change_calibration(request: Request, wanted: models.CalibrationChange) -> Response:
-    """Pins a version, or what is in force; unpins; or rolls back to a version."""
+    """Pins a version, or the one in force; unpins; or rolls back to a version."""
     if wanted.action == "rollback" and wanted.version is None:
         raise HTTPException(400, "version: missing; expected the version to return to")
     arguments = (wanted.action, wanted.version, cast(str, request.scope[USER]))

@@ -23,7 +23,7 @@ from pipeline.model.roles import Role
 MIN_TOKEN_CHARACTERS = 16
 """Minimum length of a token (chosen: 16 random letters cannot be guessed over a network)."""
 MAX_DAYS = 366
-"""Longest life of a token with a role (days). Chosen: a year; 0 is for machines that nobody can reach."""
+"""Longest life of a token with a role (days). Chosen: a year; 0 is for machines that no person can reach."""
 INITIAL_USERS = ("dashboard", "operator")
 """Users that get a token from `fleetpulse init`; clients use the first line of the file."""
 
@@ -42,7 +42,7 @@ class RoleToken:
     revoked: int | None = None
     revoked_by: str | None = None
     on_behalf_of: bool = False
-    """Whether its owner, such as the dashboard, may name the person for whom it writes."""
+    """Whether its owner, such as the dashboard, may name the person who writes."""
     executor: bool = False
     """Whether its owner carries out acts on machines."""
 
@@ -67,7 +67,7 @@ def load_role_tokens(path: Path) -> list[RoleToken]:
 
 
 def change_role_tokens(path: Path, change: Callable[[list[RoleToken]], list[RoleToken]]) -> None:
-    """Changes the file in one step, while nobody else does: a reader sees the old or the new one."""
+    """Changes the file in one step, with a lock against other writers: a reader sees the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,7 +113,7 @@ def create_role_token(
 
 
 def revoke_role_token(path: Path, id_: str, by: str, now: int) -> RoleToken:
-    """Revokes a token at once. Raises UsageError if there is no such token, or it is revoked."""
+    """Revokes a token immediately. Raises UsageError if there is no such token, or it is revoked."""
     found: list[RoleToken] = []
 
     def change(known: list[RoleToken]) -> list[RoleToken]:
@@ -155,7 +155,7 @@ class Tokens:
             self._known, self._read = load_role_tokens(self._roles), stamp
 
     def find_user(self, authorization: str) -> Caller | None:
-        """Returns who has a `Bearer` token, or None. Compares all tokens, so that the time reveals nothing."""
+        """Returns the owner of a `Bearer` token, or None. Compares all tokens, so that the time reveals nothing."""
         scheme, _, token = authorization.partition(" ")
         given, found = _digest(token.strip()), None
         for digest, user in self._users:

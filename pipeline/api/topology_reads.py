@@ -163,7 +163,7 @@ def _own_ports(cursor: duckdb.DuckDBPyConnection, entity: str, ports: list[str],
 
 
 def _read_ends(cursor: duckdb.DuckDBPyConnection, ports: list[str], now: int) -> Mapping[str, dict[str, Any]]:
-    """What is known of ports, in the form of `LinkEnd`."""
+    """The known facts of ports, in the form of `LinkEnd`."""
     rows = cursor.execute(
         """SELECT p.port, l.state, l.speed, epoch_us(l.time), e.attributes
            FROM (SELECT unnest($1::VARCHAR[]) AS port) p

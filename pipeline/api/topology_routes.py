@@ -145,7 +145,7 @@ def describe_membership(row: Membership) -> dict[str, Any]:
 
 @topology_router.get("/topology", response_model=TopologyAt)
 def topology_at(request: Request, entity: Entity, at: At = None) -> Response:
-    """What an entity is part of or supplied by at a time, what is part of it, and which source says so since when."""
+    """The groups and suppliers of an entity at a time, its members, and the source of each fact with its start."""
     service = get_context(request)
     time = service.now() if at is None else parse_time("time", at)
     return json_response(service.reads.run(lambda cursor: describe_topology(cursor, entity, time)))

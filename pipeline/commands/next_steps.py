@@ -47,7 +47,7 @@ def wait_until_sound(
 ) -> int:
     """Runs `doctor` until it succeeds, at most `seconds`; prints the last result and returns its exit code.
 
-    Each round is a process of its own: collectors are forked, which must happen before other checks start threads.
+    Each round is a separate process: collectors are forked, which must happen before other checks start threads.
     """
     end = monotonic() + seconds
     while True:

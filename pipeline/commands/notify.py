@@ -193,8 +193,8 @@ def _parse_labels(texts: Sequence[str]) -> dict[str, str]:
 
 
 def check_receivers(config: Config) -> Check | list[Check]:
-    """Checks each receiver: its configuration, its own health check, and what the pipeline sent it last. Shows nobody
-    anything."""
+    """Checks each receiver: its configuration, its own health check, and the pipeline's last message to it. Shown to no
+    person."""
     if not config.notify.receivers:
         meaning = "incidents are shown only on the dashboard"
         return Check("receivers", "warn", "none", meaning, "add [[notify.webhooks]] or another: docs/receivers.md")

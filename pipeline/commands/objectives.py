@@ -45,7 +45,7 @@ def run_objectives(config: Config, given: argparse.Namespace) -> tuple[Rows, Seq
 
 
 def write_rma(config: Config, given: argparse.Namespace) -> str:
-    """Writes the RMA packet; returns what was written. An existing file stays. Raises UsageError."""
+    """Writes the RMA packet; returns a line about the file. An existing file stays. Raises UsageError."""
     query = urlencode({"subject": given.subject, "hours": given.hours})
     body, name = client.download(config, f"/api/v1/rma?{query}")
     if given.zip == "-":

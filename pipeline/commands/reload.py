@@ -1,4 +1,4 @@
-"""SIGHUP: the pipeline reads its configuration again, and if it is valid starts anew in the same process.
+"""SIGHUP: the pipeline reads its configuration again, and if it is valid restarts in the same process.
 
 Nothing is lost: it is the stop and start of `systemctl restart`, which keep the state of all detectors, without a new
 process, and only after the configuration was found valid and the change is a row of the audit.

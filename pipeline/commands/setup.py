@@ -23,7 +23,7 @@ Ask = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Answers:
-    """What was answered. kafka, webhook: empty: none.   packaged: units run the services, as their own users."""
+    """The answers. kafka, webhook: empty: none.   packaged: units run the services, as their own users."""
 
     role: str
     site: str

@@ -32,7 +32,7 @@ UNITS = ("agent", "gateway", "pipeline", "dashboard", "executor")
 LOG_LINES = "2000"
 ANSWERS = {"readyz": "/readyz", "detectors": "/api/v1/detectors", "quality": "/api/v1/quality"}
 MIN_SECRET = 6
-"""Shortest text that is replaced (characters): shorter ones stand in any text. Chosen."""
+"""Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
 _URL = re.compile(r"(\w+://)(?:[^/@\s'\"]*@)?([^/\s'\",]+)([^\s'\",]*)")
 
 

@@ -62,7 +62,7 @@ def send(
     version: int | None = None,
     timeout: float = 10.0,
 ) -> Any:
-    """Returns the JSON response of a write. version: only if what is changed still has it. Raises as `post`."""
+    """Returns the JSON response of a write. version: only if the object still has it. Raises as `post`."""
     url, headers = base_url(config) + path, {"Content-Type": "application/json"}
     if version is not None:
         headers["If-Match"] = f'"{version}"'

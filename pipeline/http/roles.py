@@ -1,4 +1,4 @@
-"""Which role a request to the API needs, and the headers with which a program names the person for whom it acts.
+"""Which role a request to the API needs, and the headers with which a program names the person who acts.
 
 Shared by the API, which enforces both, and by the dashboard, which asks first and sends them.
 """

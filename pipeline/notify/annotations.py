@@ -1,4 +1,4 @@
-"""Annotations of alerts: the title with who is affected, who suffers, what to do, and where the runbook is."""
+"""Annotations of alerts: the title with the affected job or GPUs, impact, recommended action, and the runbook."""
 
 from __future__ import annotations
 

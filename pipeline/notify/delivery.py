@@ -96,7 +96,7 @@ class Request:
 class Answer:
     """The response to one request. status: 0 if there was none; then `error` is the reason, in our words.
 
-    body: what was read of the response; it may be shown to the person who asked for it, never logged or stored.
+    body: as far as the response was read; it may be shown to the person who asked for it, never logged or stored.
     """
 
     status: int

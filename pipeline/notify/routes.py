@@ -345,7 +345,7 @@ class HeldMessages:
         self._firing: Mapping[str, Labels] = {}
 
     def release(self, now: int) -> bool:
-        """Sends what is due on its way, in one transaction. Returns whether anything is still held or grouped."""
+        """Releases the messages that are due, in one transaction. Returns whether anything is still held or grouped."""
         with contextlib.closing(self._store.cursor()) as cursor:
             rows = cursor.execute(_HELD, [self._receiver]).fetchall()
             if self._groups is None:

@@ -48,8 +48,8 @@ class Result:
 
 
 class Settlements:
-    """Results of one receiver that are not written yet. The first is written at once: a store that cannot write then
-    stops the sending after one message."""
+    """Results of one receiver that are not written yet. The first is written immediately: a store that cannot write
+    then stops the sending after one message."""
 
     def __init__(self, store: Store, receiver: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store, self._receiver, self._monotonic = store, receiver, monotonic

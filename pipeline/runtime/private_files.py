@@ -37,7 +37,7 @@ def make_folder(path: Path) -> None:
 
 
 def give_to_owner(path: Path) -> int | None:
-    """Gives the files of a store that root made to the owner of their folder, under whom the pipeline runs.
+    """Gives the files of a store that root made to the owner of their folder: the pipeline runs as that user.
 
     Returns the owner's number; None if nothing had to be done. Raises OSError.
     """

@@ -60,7 +60,7 @@ _HOLD = "UPDATE meta SET value = value WHERE key = 'schema_version'"  # a row th
 _OFFSETS = "SELECT topic, partition, incarnation, next_offset FROM partition_offset ORDER BY ALL"
 _OFFSETS_OF_1 = "SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL ORDER BY ALL"
 """Of schema version 1, where the commits are kept. Later ones expire: a partition without new messages has none."""
-_PIECE = 1 << 20  # bytes read at once; chosen
+_PIECE = 1 << 20  # bytes of one read; chosen
 _FICLONE = 0x40049409  # ioctl(2): share the blocks of another file, where the file system can
 Report = Callable[[str], None]
 
@@ -288,7 +288,7 @@ class BackupWriter:
             (self.folder / name).unlink(missing_ok=True)
 
     def check_space(self, moment: StoreMoment) -> None:
-        """Raises Unreachable if the disk of the target has no space for what is not there yet."""
+        """Raises Unreachable if the disk of the target has no space for the missing files."""
         shared = self.link and self.folder.stat().st_dev == Path(moment.store).parent.stat().st_dev
         history = 0 if shared else sum(b for path, b in moment.history if f"history/{path}" not in self._sums)
         state = state_folder(Path(moment.store)) / moment.state
@@ -297,14 +297,14 @@ class BackupWriter:
         free = shutil.disk_usage(self.folder).free - self.free_bytes
         if needed > free:
             raise Unreachable(
-                f"{self.target}: needs {needed >> 20} MiB, its disk has {max(0, free) >> 20} MiB beside what is kept "
+                f"{self.target}: needs {needed >> 20} MiB, its disk has {max(0, free) >> 20} MiB beside the reserve "
                 f"free ([store] free_bytes); free space, or choose another disk"
             )
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _copy_history(self, moment: StoreMoment) -> None:
-        """Copies sealed files that are not there yet; one that was replaced meanwhile is in no later list."""
+        """Copies sealed files that are not there yet; one that was replaced during the backup is in no later list."""
         folder = history_files.history_folder(Path(moment.store))
         left = [(path, size) for path, size in moment.history if f"history/{path}" not in self._sums]
         done, total = 0, sum(size for _, size in left)

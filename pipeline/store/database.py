@@ -1,6 +1,6 @@
 """The DuckDB file: opened by one process, written under one lock, read through cursors.
 
-DuckDB has no threads of its own here: each statement runs in the thread that executes it, and with its priority, so
+DuckDB starts no threads here: each statement runs in the thread that executes it, and with its priority, so
 that a heavy read never takes a core from ingest (pipeline/api/store_reads.py).
 
 It is opened with a locked configuration and access to no files but the sealed ones beside it: no query can read other

@@ -169,5 +169,5 @@ def _to_arrow(rows: Rows, closed: int) -> pa.Table:
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of all tables, in contiguous columns: DuckDB reads each piece of a column as a vector of its own."""
+    """The rows of all tables, in contiguous columns: DuckDB reads each piece of a column as a separate vector."""
     return pa.concat_tables(tables, promote_options="default").combine_chunks()

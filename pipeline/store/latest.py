@@ -218,7 +218,7 @@ class LatestRows:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def write_due(self, database: Database, now: int) -> None:
-        """Writes the rows that changed, in a transaction of its own, unless the last write was just before."""
+        """Writes the rows that changed, in a separate transaction, unless the last write was just before."""
         if self._written is None or abs(now - self._written) >= WRITE_EVERY:
             self.write_now(database, now)
 

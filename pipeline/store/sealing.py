@@ -1,6 +1,6 @@
 """Sealing: moves each full hour of the hot tables to Parquet files, and merges the files of a day.
 
-An hour of a class is sealed in one transaction on a connection of its own:
+An hour of a class is sealed in one transaction on a separate connection:
 
     copied    the rows that its snapshot sees are written to PATH.partial, sorted by entity and time
     synced    the file is on the disk
@@ -10,9 +10,9 @@ An hour of a class is sealed in one transaction on a connection of its own:
     committed
 
 A kill before `committed` leaves the rows hot and a file without a name, which the next start removes; after it, the
-rows are in the file only. Rows that arrive meanwhile are not in the snapshot: they stay hot until the next pass, which
+rows are in the file only. Rows that arrive during it are not in the snapshot: they stay hot until the next pass, which
 writes another file for the hour. The copy runs in a thread and takes no lock; the rest takes milliseconds in the loop
-of the pipeline. A conflict (a column was added meanwhile) ends the transaction, and a later pass tries again.
+of the pipeline. A conflict (a column was added during it) ends the transaction, and a later pass tries again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Sealer:
             return
         while True:
             if self._cursor is not None:
-                with contextlib.suppress(duckdb.Error):  # it has ended meanwhile
+                with contextlib.suppress(duckdb.Error):  # it may have ended
                     self._cursor.interrupt()
             try:
                 job = running.result(_INTERRUPT_EVERY)

@@ -190,7 +190,7 @@ class _Part:
 class _RowGroup:
     """The rows of one class and list of entities in ticks that the same blocks have.
 
-    ticks: their numbers.  blocks: block -> where these ticks are among its own; None: they are all of its own.
+    ticks: their numbers.  blocks: block -> where these ticks are among its own; None: the block has only these ticks.
     """
 
     device_class: str
@@ -300,7 +300,7 @@ def _place_parts(shape: Shape, counts: Sequence[int], modes: int) -> list[_Part]
 def _group_rows(shape: Shape, has: NDArray[np.bool_]) -> list[_RowGroup]:
     """The groups of rows of a body, those of a class in order of their newest tick. has: (blocks, ticks).
 
-    A block with a column that another block of its class and entities has too makes rows of its own.
+    A block with a column that another block of its class and entities has too makes separate rows.
     """
     together: dict[tuple[str, int, int], list[int]] = {}
     taken: dict[tuple[str, int], set[str]] = {}

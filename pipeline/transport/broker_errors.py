@@ -31,7 +31,7 @@ _NAME_MISMATCH = (62, 64)
 
 @dataclass(frozen=True, slots=True)
 class BrokerProblem:
-    """Why the brokers cannot be used: what was found, and the remedy."""
+    """Why the brokers cannot be used: the finding and the remedy."""
 
     kind: Kind
     text: str

@@ -85,7 +85,7 @@ class BrokerWatch:
             self._update_partitions()
         log.error(
             "%s/%s: the log ends before the stored offset: the brokers lost messages; reading it again from its "
-            "start, skipping what is already stored",
+            "start, skipping messages that are already stored",
             partition.topic,
             partition.name,
         )

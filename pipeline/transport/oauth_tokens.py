@@ -50,7 +50,7 @@ SKEW_S = 5.0
 class LoginError(KafkaConnectionError):  # type: ignore[misc] # kafka-python ships no types
     """No login is possible: there is no token or ticket. kafka-python treats it as a failed connection and retries.
 
-    problem: what was found, and the remedy.
+    problem: the finding and the remedy.
     """
 
     def __init__(self, problem: BrokerProblem) -> None:

@@ -117,7 +117,7 @@ class SenderCheck:
         self._keys = None if node_keys is None else NodeKeys(node_keys)
 
     def check_sender(self, message: Message, node: str | None) -> None:
-        """Raises Rejected unless the message comes from `node`, as far as its transport can tell, and is valid.
+        """Raises Rejected unless the message comes from `node`, as far as its transport can identify it, and is valid.
 
         In a spool the folder is the node: write access means acting as the node. On Kafka the record key is the node,
         and the signature proves it if there are keys. node: None if the message is of a newer wire version.

@@ -1,4 +1,4 @@
-"""Compiled inverse of packing.py: the columns of many messages at once, each written once to where it stays.
+"""Compiled inverse of packing.py: the columns of many messages in one call, each written once to its final place.
 
 Only the pipeline decodes many messages, so only it imports this module: the agents save the compiler's 60 MiB.
 """

@@ -19,7 +19,7 @@ A message is an envelope and one zstd frame:
 Telemetry is written as version 2, whose frame is compressed with the dictionary wire-2.dictionary, which must never
 change. Events are written as version 1, so that an older pipeline reads the events of a newer agent; so are requests.
 
-In version 2 the blocks of one class may have different ticks: a message joins what was read at several intervals. It
+In version 2 the blocks of one class may have different ticks: a message joins readings of several intervals. It
 has the rows of one message per tick: a device has one row per tick, with the signals of all blocks of that tick.
 
 The layout is the same in every message of a sender, so decoders cache it by its bytes and parse it once.

@@ -169,5 +169,5 @@ def test_words_of_states_guards_and_headlines() -> None:
     act = parse_act(act_table(mode="dry-run", approvals=[{"who": "bob", "comment": ""}]))
     assert state_text(act) == "awaiting approval (dry run)"
     assert "approved by bob" in subtitle(act, NOW)
-    assert guard_result(False, False) == "FAIL: nobody may override it"
+    assert guard_result(False, False) == "FAIL: no override"
     assert headline(parse_acts({"acts": [], "breaker": None, "modes": {}})) == "No act awaits approval"

@@ -67,7 +67,7 @@ def test_an_act_after_a_change_by_another_person_is_not_done_and_says_what_chang
     api.incidents["A1"] |= {"version": 2, "history": [*HISTORY, taken]}
     test.button(key="acknowledge").click().run()
     assert api.posted == []
-    assert "Nothing changed, because meanwhile bob acknowledged it" in shown(test)
+    assert "Nothing changed: bob acknowledged it" in shown(test)
 
 
 def test_ones_own_change_does_not_stop_the_next_act(api: Any) -> None:
@@ -215,7 +215,7 @@ def test_who_has_it_and_what_holds_it_back_is_shown(api: Any) -> None:
     }
     text = shown(page(incident_script, id="A1"))
     assert "acknowledged by ann until 2026-01-01 13:00:00Z, assigned to bob" in text
-    assert "No alert of its own: part of" in text
+    assert "No separate alert: part of" in text
     assert 'href="javascript' not in text
 
 
@@ -229,4 +229,4 @@ def test_a_job_without_a_measured_slowdown_says_why() -> None:
 def test_a_conflict_names_people_only() -> None:
     changes = [Change(NOW, "updated", acting.MACHINE, "", 2), Change(NOW - 60 * SECOND, "resolved", "bob", "fixed", 3)]
     text = acting.describe_conflict(changes, NOW)
-    assert text.startswith('Nothing changed, because meanwhile bob resolved it 1 min ago ("fixed").')
+    assert text.startswith('Nothing changed: bob resolved it 1 min ago ("fixed").')

@@ -41,7 +41,7 @@ COLUMNS = ("temperature", "thermal_margin", "slowdown_margin")
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """A GPU, its temperature (Cel) and what is left to the limit that it reports (K)."""
+    """A GPU, its temperature (Cel) and the margin to the limit that it reports (K)."""
 
     gpu: str
     temperature: float

@@ -1,4 +1,4 @@
-"""What was promised and lost, why, which nodes fail (`GET /api/v1/objectives`), and the RMA packet (`/api/v1/rma`)."""
+"""Objectives, losses by cause, nodes that fail (`GET /api/v1/objectives`), and the RMA packet (`/api/v1/rma`)."""
 
 from __future__ import annotations
 

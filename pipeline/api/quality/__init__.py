@@ -1,1 +1,1 @@
-"""The quality of the data: which sources are silent or fail, what that blinds, and what was lost, late or rejected."""
+"""The quality of the data: silent and failing sources, detectors that these disable, lost, late or rejected data."""

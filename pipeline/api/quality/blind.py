@@ -70,7 +70,7 @@ class BlindSpots:
         return found
 
     def find_blinded(self, nodes: Collection[str]) -> Blinded:
-        """Returns what is not judged on these nodes: signals that most of their devices lack, and others have."""
+        """Returns the signals that are not evaluated on these nodes: most of their devices lack them, others do not."""
         blind: dict[str, None] = {}
         counts: dict[str, int] = {}
         for device_class, known in self.classes.items():

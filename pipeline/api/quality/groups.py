@@ -17,7 +17,7 @@ MAX_GROUPS = 100
 MAX_PLACES = 12
 """Racks with a row each. Chosen: of more, the cause is not in a rack."""
 LEAST_OF_PLACE, LEAST_SHARE = 2, 0.5
-"""Sources, and share of the nodes of a rack, from which a rack has a row of its own. Chosen: less is chance."""
+"""Sources, and share of the nodes of a rack, from which a rack has its own row. Chosen: less is chance."""
 _SHARED = ("rack", "leaf", "pdu", "cdu", "loop", "row", "pod", "hall", "site")
 """Kinds that the sources of a row may share, the smallest first."""
 _WORST = ("agent", "clock", "bmc", "exporter", "tool", "driver", "disk", "collector")

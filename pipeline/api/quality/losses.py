@@ -1,4 +1,4 @@
-"""What was lost, late or rejected, and the versions of software of the nodes: from the store, in bounded time."""
+"""Data that was lost, late or rejected, and the versions of software of the nodes: from the store, in bounded time."""
 
 from __future__ import annotations
 

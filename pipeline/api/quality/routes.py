@@ -34,7 +34,7 @@ quality_router = APIRouter(prefix="/api/v1/quality")
 KEPT = 5 * SECOND
 """How long an answer about the sources is kept (us). Chosen: a refresh of the dashboard."""
 KEPT_LOSSES = 15 * SECOND
-"""The same for what is read from the store: reasons, losses and versions. Chosen: rows that change slowly."""
+"""The same for reads from the store: reasons, losses and versions. Chosen: rows that change slowly."""
 MAX_EXAMPLES, MAX_MEMBERS = 12, 200
 """Members named in a row, and most in one page of its members. Chosen."""
 UNSENT = 100
@@ -219,7 +219,7 @@ class _Sources:
 
 @quality_router.get("", response_model=Quality)
 def quality(request: Request) -> Response:
-    """Which sources are silent or fail, since when, why and what that blinds; what was lost, late or rejected."""
+    """Silent and failing sources, since when and why; detectors that these disable; lost, late or rejected data."""
     service = get_context(request)
     now, health = service.now(), service.backend.read_health()
     sources = _read_sources(service)

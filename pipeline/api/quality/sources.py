@@ -48,7 +48,7 @@ class SourceProblem:
     """One source that does not report, or reports wrongly.
 
     kind: agent, collector, bmc, exporter, tool, driver, disk, clock.  part: name of the collector or tool, else "".
-    state: what is wrong, in a word or two.  node: the node that sends it.  since: UTC us, None if unknown.
+    state: the problem, in a word or two.  node: the node that sends it.  since: UTC us, None if unknown.
     reason: what the source itself reported, unchanged.
     """
 

@@ -75,7 +75,7 @@ class Message:
 
     @property
     def main(self) -> Mapping[str, Any]:
-        """The alert that stands for the message: the most severe one that fires, else the last."""
+        """The main alert of the message: the most severe one that fires, else the last."""
         firing = [a for a in self.alerts if a["status"] == "firing"]
         return min(firing, key=rank_alert) if firing else self.alerts[-1]
 

@@ -1,6 +1,6 @@
 """Push into Alertmanagers: POST /api/v2/alerts at every change, and all firing alerts again at an interval.
 
-Each URL is an endpoint of its own, so that every replica gets every alert. The label set is the identity of an alert;
+Each URL is a separate endpoint, so that every replica gets every alert. The label set is the identity of an alert;
 `endsAt` lies three intervals ahead, so that alerts end by themselves if we do.
 """
 
@@ -87,7 +87,7 @@ class AlertmanagerEndpoint(Endpoint):
         return classify_answer(answer)
 
     def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:
-        """Returns incident -> by whom its alert is silenced here, until when and why, or that it is inhibited."""
+        """Returns incident -> author, end and reason of its silence here, or that its alert is inhibited."""
         sites = {str(a["labels"].get("site", "")) for a in alerts}
         found: dict[str, str] = {}
         known: dict[str, str] = {}

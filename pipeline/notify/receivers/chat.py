@@ -37,7 +37,7 @@ COLORS = {
     "resolved": "#009E73",
     "acknowledged": "#0072B2",
 }
-"""Okabe and Ito's colours, which colour-blind people can tell apart; the text says the same."""
+"""Okabe and Ito's colours, which colour-blind people can distinguish; the text has the same information."""
 CARD_STYLES = {"critical": "attention", "warning": "warning", "info": "accent", "resolved": "good"}
 GONE = frozenset({"message_not_found", "cant_update_message", "thread_not_found", "edit_window_closed"})
 """Slack's errors for a message that cannot be edited any more: then a new one is posted."""
@@ -216,7 +216,7 @@ class TeamsEndpoint(ChatEndpoint):
         self._receiver = receiver
 
     def reports(self, kind: str) -> bool:
-        """Reports acknowledgements, escalations and new owners, each as a card of its own."""
+        """Reports acknowledgements, escalations and new owners, each as a separate card."""
         return kind in ("acknowledged", "escalated", "assigned")
 
     def check(self) -> None:

@@ -34,10 +34,10 @@ MAX_SUMMARY, MAX_BYTES, ROUTING_KEY = 1024, 512_000, 32
 """Characters of `summary`, bytes of a body, characters of a routing key: limits of Events API v2."""
 SEVERITY = {"critical": "critical", "warning": "warning", "info": "info"}
 HEALTH_KEY = "fleetpulse-health-check"
-"""dedup_key of the health check: to resolve what was never triggered changes nothing."""
+"""dedup_key of the health check: to resolve a key that was never triggered changes nothing."""
 SIGNATURE_PREFIX = "v1="
 PREFIX = "pagerduty:"
-"""Before the name of a person of PagerDuty, who is no user of ours."""
+"""Before the name of a person of PagerDuty, which is not one of our users."""
 
 
 class PagerDutyEndpoint(Endpoint):
@@ -74,7 +74,7 @@ class PagerDutyEndpoint(Endpoint):
         return self._post(event, call)
 
     def probe(self, call: Call) -> PostResult | None:
-        """Resolves what was never triggered: PagerDuty checks the key and changes nothing."""
+        """Resolves a key that was never triggered: PagerDuty checks the key and changes nothing."""
         return self._post({"event_action": "resolve", "dedup_key": HEALTH_KEY}, call)
 
     def read_webhook(self, signature: str, body: bytes) -> InboundEvent:

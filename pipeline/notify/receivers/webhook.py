@@ -61,7 +61,7 @@ class WebhookEndpoint(Endpoint):
             return PostResult("retry", str(error))
 
     def probe(self, call: Call) -> PostResult | None:
-        """Reads `health_url`, if there is one; a webhook has no health check of its own."""
+        """Reads `health_url`, if there is one; a webhook alone has no health check."""
         if not self._receiver.health_url:
             return None
         return classify_answer(call(Request(self._health_target(), method="GET", headers=read_auth(self._receiver))))
