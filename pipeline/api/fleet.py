@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,27 +89,23 @@ def build_fleet(
 
     listed: the nodes that the answer lists; None: all. Counts are always of all.
     """
-    faulty, affected, worst = unresolved.faulty, unresolved.affected, unresolved.severity
     counts, only_affected, nodes = Counter(dict.fromkeys(STATES, 0)), 0, []
-    for entity, simulated in nodes_known:
-        own, last = faulty.get(entity, []), seen.get(entity.partition(":")[2])
-        others = affected.get(entity, [])
-        state = node_state([worst[incident] for incident in own], last, now)
+    for entity, simulated, last, state in _judge_nodes(nodes_known, unresolved, seen, now):
+        others = unresolved.affected.get(entity, [])
         counts[state] += 1
         only_affected += state == "ok" and bool(others)
-        if listed is not None and entity not in listed:
-            continue
-        nodes.append(
-            {
-                "entity": entity,
-                "rack": topology.ancestor_of_kind(entity, "rack"),
-                "state": state,
-                "last_seen": None if last is None else iso(last),
-                "simulated": simulated,
-                "incidents": [*own, *others],
-                "affected_by": others,
-            }
-        )
+        if listed is None or entity in listed:
+            nodes.append(
+                {
+                    "entity": entity,
+                    "rack": topology.ancestor_of_kind(entity, "rack"),
+                    "state": state,
+                    "last_seen": None if last is None else iso(last),
+                    "simulated": simulated,
+                    "incidents": [*unresolved.faulty.get(entity, []), *others],
+                    "affected_by": others,
+                }
+            )
     return {
         "as_of": iso(now),
         "watermark": None if health["watermark"] is None else iso(health["watermark"]),
@@ -123,6 +119,16 @@ def build_fleet(
         "nodes": nodes,
         "sources": health["sources"],
     }
+
+
+def _judge_nodes(
+    nodes_known: Iterable[tuple[str, bool]], unresolved: UnresolvedIncidents, seen: Mapping[str, int], now: int
+) -> Iterator[tuple[str, bool, int | None, str]]:
+    """Yields (node, whether it is simulated, time of its newest row, state)."""
+    for entity, simulated in nodes_known:
+        last = seen.get(entity.partition(":")[2])
+        severities = [unresolved.severity[incident] for incident in unresolved.faulty.get(entity, [])]
+        yield entity, simulated, last, node_state(severities, last, now)
 
 
 def node_state(severities: Iterable[str], last_seen: int | None, now: int) -> str:
