@@ -2,9 +2,9 @@
 
     python -m benchmarks.fleet_page [--nodes 12500 100000] [--changes 12]
 
-A store with one GPU per node is served by the API in this process; the dashboard runs in a process of its own. Printed
+A store with one GPU per node is served by the API in this process; the dashboard runs in a separate process. Printed
 for each size: cold (new profile) and warm time until the map is painted, time from the click on another colour until
-the map is painted anew (median), bytes of the WebSocket at the first paint and per change, download of the page,
+the map is painted again (median), bytes of the WebSocket at the first paint and per change, download of the page,
 JavaScript heap, CPU of the API per answer, and CPU of the dashboard per change (ms). Times on a busy machine are no
 figures; CPU is.
 """

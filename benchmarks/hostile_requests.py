@@ -38,7 +38,7 @@ PARTITION = Partition(OTLP, "0", "id")
 SERIES = 8
 """Series of most of the remote write requests. Chosen: every input makes new layouts, at 40 us a series."""
 RENEW = 1000
-"""Inputs after which admission starts anew. Chosen: below its limits on entities."""
+"""Inputs after which admission starts again. Chosen: below its limits on entities."""
 
 
 def otlp_requests() -> list[bytes]:

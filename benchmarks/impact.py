@@ -86,7 +86,7 @@ def print_errors(seeds: int) -> None:
             share = 1 - run.steps[loss.job] / plain.steps[loss.job]
             true, measured = loss.gpus * share * (END - ONSET) / 3600, loss.lost / HOUR
             slow = 1 / (1 - share) - 1
-            harmed = share > SLOWER  # a rank of a light stage slows nobody: the others wait for another stage
+            harmed = share > SLOWER  # a rank of a light stage slows no other: they wait for another stage
             errors += [abs(measured - true) / true] if harmed else []
             print(
                 f"{seed:4d}  {injected:8.2f}  {loss.job[4:]:>3}  {slow:14.3f}  {_slowest(run):8.3f}  "
@@ -117,7 +117,7 @@ def print_cost(nodes: int, incidents: int) -> None:
             gpus = [e for e in topology.parents if kind_of(e) == "gpu"][:: max(1, nodes * 8 // incidents)][:incidents]
             begin = time.process_time()
             book.publish([open_incident(f"inc-{i}", gpu, now, now) for i, gpu in enumerate(gpus)], [], now)
-            print(f"{len(gpus)} incidents opened at once: {1000 * (time.process_time() - begin):.0f} ms")
+            print(f"{len(gpus)} incidents opened together: {1000 * (time.process_time() - begin):.0f} ms")
         for name, work in (("ranks of a frame", book.jobs.observe), ("impact of a frame", book.advance)):
             begin = time.process_time()
             work(instant if name.startswith("ranks") else now)  # type: ignore[arg-type]

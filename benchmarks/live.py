@@ -43,7 +43,7 @@ LATE_S = 20.0
 READY_S = 90.0  # for the start of the pipeline, which compiles its loops the first time; chosen
 WARM_S = 30  # before the measurement: the first messages make columns, devices and groups; chosen
 LEAD_S = 5  # between the end of preparation and the first reading; chosen
-PLENTY_S = 120.0  # for a broker to accept what was sent; chosen
+PLENTY_S = 120.0  # for a broker to accept all messages; chosen
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def messages_of(number: int, stream: AgentStream, first: int, interval: int, lin
 def prepare(nodes: int, readings: int, interval: int, linger: float) -> tuple[int, list[Sent]]:
     """Returns the time of the first reading (s), and all messages in the order of their times.
 
-    They are encoded for a moment in the future, whose distance the first nodes tell.
+    They are encoded for a moment in the future, whose distance the first nodes give.
     """
     stream = AgentStream(readings)
     began = time.monotonic()

@@ -2,11 +2,11 @@
 
     python -m benchmarks.page_tasks [--dashboard URL --api URL] [--pictures FOLDER]
 
-Each task begins at the link of an alert, at 1440 x 900 and at 390 x 844, and ends when what was asked for is on the
+Each task begins at the link of an alert, at 1440 x 900 and at 390 x 844, and ends when the answer is on the
 screen. Printed for each: clicks, keys, scrolls, seconds until every page had answered, and the seconds of a practised
 person: those of the pages, and for each step the time of the keystroke-level model (Card, Moran and Newell 1983).
 Exit code 1 if a task is not possible, takes a person 60 s or longer, or the median is 20 s or more.
-Without addresses the demo is started; the person is logged in as an operator, by a dashboard of its own before its API.
+Without addresses the demo is started; the person is logged in as an operator, by a separate dashboard before its API.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Hand:
         self.page.locator(READY).wait_for(timeout=WAIT_MS)
 
     def click(self, what: Locator) -> None:
-        """Clicks the first of what is found, and waits for the page."""
+        """Clicks the first match, and waits for the page."""
         self.see(what)
         what.first.click()
         self.clicks += 1
@@ -85,7 +85,7 @@ class Hand:
         self.click(link)
 
     def seconds(self, pages: float) -> float:
-        """Returns the seconds of a practised person for whom the pages took so long."""
+        """Returns the seconds of a practised person, with the time that the pages took."""
         acts = self.clicks + self.scrolls + 1  # the last step is to read
         return pages + acts * THINK_S + (self.clicks + self.scrolls) * POINT_S + self.keys * KEY_S
 

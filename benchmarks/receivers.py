@@ -129,7 +129,7 @@ def outage(seconds: int) -> None:
 
 
 def due(protocol: str) -> None:
-    """Prints how long STORM waiting messages take to a receiver in a process of its own. protocol: HTTP/1.0 closes the
+    """Prints how long STORM waiting messages take to a receiver in a separate process. protocol: HTTP/1.0 closes the
     connection after each message."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_serve, args=(theirs, protocol), daemon=True)

@@ -413,7 +413,7 @@ def _made(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Runs both comparisons, each in a process of its own."""
+    """Runs both comparisons, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binary", default="victoria-metrics")
     parser.add_argument("--nodes", type=int, default=1000)

@@ -1,8 +1,8 @@
-"""Many people who look at the dashboard at once: latency of each refresh, CPU and memory of the dashboard.
+"""Many people who look at the dashboard together: latency of each refresh, CPU and memory of the dashboard.
 
     python -m benchmarks.viewers [--viewers 100] [--seconds 60] [--nodes 12500]
 
-A store with one GPU per node is served by the API in a process of its own, as is the dashboard; the viewers speak
+A store with one GPU per node is served by the API in a separate process, as is the dashboard; the viewers speak
 Streamlit's protocol from this process. Each opens a page of MIX at a random time of the first interval and then
 refreshes it every 5 s, as a browser does. Printed: p50, p95 and the largest time from the request of a refresh to its
 end (ms) by page and over all, failed refreshes, CPU of the dashboard and the API (% of a core), and the dashboard's

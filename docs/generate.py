@@ -159,7 +159,7 @@ effect (never below the setting). With it a quiet device becomes a suspect as ra
 for normal noise.
 
 - A new site, or a new kind of device, starts with a factor of 3. After 20 minutes it is 1.5, or more where its noise
-  demands it. Over hours it falls to what the site needs: half the way after 4 hours of its own data.
+  demands it. Over hours it falls to the site's own factor: half the way after 4 hours of its own data.
 - Evidence fades within a week, so seasons and new workloads are followed. Faults do not raise a threshold: they are too
   rare for the part of the tail that counts.
 - Facts that are logged (fatal XID, leak, collapse of flow, lost GPU, wrong digest) need no calibration.

@@ -82,7 +82,7 @@ class Cluster:
         raise AssertionError(f"not within {seconds:g} s: {what}")
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
-        """Partitions of a topic as a broker describes them; one that has not heard of a new topic describes none."""
+        """Partitions of a topic as a broker describes them; one that does not know a new topic yet describes none."""
         found: list[dict[str, Any]] = []
 
         def is_described(admin: KafkaAdminClient) -> bool:

@@ -94,7 +94,7 @@ class _TokenHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with suppress(OSError):  # the client may have given up
+        with suppress(OSError):  # the client may have closed it
             self.wfile.write(body)
 
     def do_GET(self) -> None:
@@ -227,7 +227,7 @@ def missing_kerberos() -> str:
 
 
 class Kdc:
-    """A KDC of its own realm: it can be stopped and started again."""
+    """A KDC with its own realm: it can be stopped and started again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()

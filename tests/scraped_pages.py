@@ -1,6 +1,6 @@
 """Pages that a real Prometheus scrapes in tests: dcgm-exporter's shape, an application, and a real node_exporter.
 
-Every page has the gauge `page_number`, so that what was stored at one time is compared with the page of that scrape.
+Every page has the gauge `page_number`, so that the rows of one time are compared with the page of that scrape.
 The dcgm-exporter page is our own, in the exporter's documented format (labels, names, units of its default counters).
 """
 

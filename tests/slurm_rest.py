@@ -1,6 +1,6 @@
-"""A real Slurm 24.11 with slurmrestd, from Debian 13 in a folder of its own (`make parts`), each daemon in a chroot.
+"""A real Slurm 24.11 with slurmrestd, from Debian 13 in a separate folder (`make parts`), each daemon in a chroot.
 
-Slurm of Debian 12 is 22.05, whose slurmrestd cannot change nodes. Each daemon has a mount namespace of its own with
+Slurm of Debian 12 is 22.05, whose slurmrestd cannot change nodes. Each daemon has a separate mount namespace with
 /proc and /dev, so that no mount outlives it. Needs root.
 """
 

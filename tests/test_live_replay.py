@@ -86,8 +86,8 @@ def comparable(incidents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 def confirmed(incidents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns a pipeline's incidents without those that their frames did not confirm: resolved at their onset.
 
-    An event far ahead of the frames opens an incident at once; if the frames then show an older condition of its cause,
-    it is merged into that incident, which a replay opens alone.
+    An event far ahead of the frames opens an incident immediately; if the frames then show an older condition of its
+    cause, it is merged into that incident, which a replay opens alone.
     """
     merged = {id_ for id_, i in incidents.items() if i["resolved"] == i["onset"]}
     for id_ in merged:

@@ -55,7 +55,7 @@ STOP_S = 1.0
 UPLINK_S = 0.8
 """How much longer stopping waits for the sender to Kafka, which had all that time too: the rest of the 2 s."""
 RECEIVER_S = 0.2
-"""How long stopping waits for the receiver of other programs' telemetry; chosen: they send again what was not
+"""How long stopping waits for the receiver of other programs' telemetry; chosen: they send again data that was not
 acknowledged."""
 LOGGED_EVENTS = frozenset(
     (

@@ -48,7 +48,7 @@ class Mark:
 class Look:
     """How charts are drawn. own: entities whose lines are drawn as the device. hrefs: (entity, signal) -> address.
 
-    odd: (entity, signal) whose cell stands out.  stale: older than it should be.
+    odd: (entity, signal) of cells that differ from their peers.  stale: older than it should be.
     """
 
     height: int = 170

@@ -106,7 +106,7 @@ SOFT_RULES: Mapping[str, AnswerRule] = {
     "job_hang": _rule("ticket", "straggler_job", "job"),
     # no job ran on it, so no work is lost
     "host_fault": _rule("ticket", f"memory power host_health {_SLOW} xid {_BLIND}", "node"),
-    # of a port or a GPU that no job uses: it is mended before the next job needs it
+    # of a port or a GPU that no job uses: it is repaired before the next job needs it
     "link_degradation": _rule("ticket", "link", "port node leaf rail"),
     "link_down": _rule("ticket", "link", "port node leaf rail"),
     "link_flap": _rule("ticket", "link", "port node leaf rail"),

@@ -341,7 +341,7 @@ def whoami(request: Request) -> Response:
 
 
 def _with_titles(cursor: duckdb.DuckDBPyConnection, found: dict[str, Any]) -> dict[str, Any]:
-    """Returns a handover whose titles have who is affected."""
+    """Returns a handover whose titles name the affected job or GPUs."""
     muted = {**found["muted"], "incidents": add_affected(cursor, found["muted"]["incidents"])}
     titled = {name: add_affected(cursor, found[name]) for name in ("open", "changed")}
     return {**found, **titled, "muted": muted, "pending": add_affected(cursor, found["pending"], "about")}

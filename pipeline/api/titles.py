@@ -1,4 +1,4 @@
-"""Titles of incidents with who is affected, in every answer of the API that has one."""
+"""Titles of incidents with the affected job or GPUs, in every answer of the API that has one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND title <> ''"""
 def add_affected(
     cursor: duckdb.DuckDBPyConnection, rows: Iterable[dict[str, Any]], key: str = "summary"
 ) -> list[dict[str, Any]]:
-    """Returns rows with `id` of an incident and its title as `key`, each title with who is affected now."""
+    """Returns rows with `id` of an incident and its title as `key`, each title with the affected job or GPUs of now."""
     found = list(rows)
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""The gateway over real HTTP: 200 only for what is durable, and each acknowledged request is stored once."""
+"""The gateway over real HTTP: 200 only for durable requests, and each acknowledged request is stored once."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def running_api() -> Iterator[Api]:
             path = unquote(self.path).removeprefix("/api/v1/")
             known = state.incidents.get(path.split("/")[1], {}) if "/" in path else {}
             if self.headers.get("If-Match") not in (None, f'"{known.get("version")}"') and known:
-                self.answer((412, b'{"detail": "somebody changed it; read it again"}'))
+                self.answer((412, b'{"detail": "it was changed; read it again"}'))
             else:
                 self.answer(state.post(path, body))
 

@@ -1,6 +1,6 @@
 """Every page of the navigation table: accessible in light, dark and on a phone; honest with fleets of any size.
 
-A new page is tried as soon as it stands in `dashboards.pages.PAGES`; one that needs something in its address has it in
+A new page is tried as soon as it is in `dashboards.pages.PAGES`; one that needs something in its address has it in
 `QUERIES`. All cases share one Chromium, one window with a warm cache, and one dashboard for each state of the API.
 """
 

@@ -196,7 +196,7 @@ WRITES: dict[str, Callable[[], Any]] = {
     "send": lambda: snapshot.send(answers.parse_incident, "incidents/A1/assign", {"to": "ann"}),
 }
 STRANGERS = [Stranger("logged_out", "Log in."), Stranger("ended", "It ended."), Stranger("no_role", "None.", "eve")]
-LOCAL = identity.current()  # before any test logs somebody in
+LOCAL = identity.current()  # before any test logs a person in
 ALICE = Person("alice@example.org", "operator", client="10.1.2.3")
 
 
@@ -235,7 +235,7 @@ def test_every_function_that_writes_is_tried_above() -> None:
         if path.name not in ("client.py", "snapshot.py"):
             assert "make_client(headers" not in text, path
             assert "Client(" not in text, path
-            # a client of its own only reads, and the page asks for access before
+            # a separate client only reads, and the page asks for access before
             assert "make_client" not in text or "snapshot.api_url()" in text, path
             assert ".send(" not in text or "snapshot.send(" in text, path
 

@@ -1,4 +1,4 @@
-"""The page of a link: both ends, optics, errors as rates, flaps and neighbours; what is not monitored is said."""
+"""The page of a link: both ends, optics, errors as rates, flaps and neighbours; an end without monitoring is named."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.oidc_provider import SECRET, log_in
 
 pytestmark = pytest.mark.oidc
 FLEET = "1 critical of 3 nodes"
-"""What only somebody with access sees."""
+"""Text that only a person with access sees."""
 
 
 @pytest.fixture(scope="module")

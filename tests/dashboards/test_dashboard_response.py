@@ -1,4 +1,4 @@
-"""The acts on an incident's page: what they send, what they need, and what happens if somebody else was faster."""
+"""The acts on an incident's page: what they send, what they need, and the case that another person was faster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The way of an alert in a real Chromium: its link, the login at a real provider, and every act up to feedback.
 
-FLEETPULSE_TEST_WALKS: how often it is walked; each time by a person who was never here.
+FLEETPULSE_TEST_WALKS: how often it is walked; each time by a person without a session.
 """
 
 from __future__ import annotations

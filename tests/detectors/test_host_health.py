@@ -65,7 +65,7 @@ def test_it_is_over_when_the_memory_is_free_again():
 
     found = run_memory(freed, 8, 60)
     assert found
-    assert found[-1].time < START + 20_000 * SECOND, "at once, not with the next mean"
+    assert found[-1].time < START + 20_000 * SECOND, "immediately, not with the next mean"
 
 
 def test_jobs_that_load_their_data_steadily_are_not_a_leak():

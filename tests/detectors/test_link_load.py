@@ -1,4 +1,4 @@
-"""Links that go down with and without traffic, on several fabrics: what a job waits for pages at once."""
+"""Links that go down with and without traffic, on several fabrics: a link that a job waits for pages immediately."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_slow_rank_pages_where_all_power_cap_bits_flicker(share):
 
 
 def watch_from(fault, change, ticks):
-    """Findings of a job that change(tick, values) touches; `fault` is the tick from which on it is told so."""
+    """Findings of a job that change(tick, values) touches; `fault` is the tick from which it is called."""
 
     def instant(tick, broken, rng):
         values = site.healthy_values(tick, rng)

@@ -147,7 +147,7 @@ def test_a_job_without_step_reports_that_never_sent_is_not_known_to_hang():
 
 
 def test_a_job_that_paused_and_went_on_may_pause_as_long_again():
-    """The first pause of 12 min is paged, as nothing is known of this job; of the second one nobody hears."""
+    """The first pause of 12 min is paged, as nothing is known of this job; the second one is not reported."""
     found = [f for f in findings(pausing((60, 72), (200, 80)), 320) if f.level == "page"]
     assert found
     assert max(f.time for f in found) < CASE.time(150)

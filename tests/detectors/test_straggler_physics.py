@@ -1,4 +1,4 @@
-"""Slow GPUs and hosts without step times, in synchronous training of many kinds: what is found, and what is not."""
+"""Slow GPUs and hosts without step times, in synchronous training of many kinds: found ones and missed ones."""
 
 from __future__ import annotations
 

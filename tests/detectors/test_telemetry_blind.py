@@ -1,5 +1,5 @@
 """BMCs and exporters that are not read: a ticket after five minutes, with the reason, and over with an answer; BMCs of
-nodes, which work meanwhile, after half an hour."""
+nodes, which work in that time, after half an hour."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class LivingSite:
         self.people = People(self.engine)
 
     def restart(self):
-        """Starts again from what is on disk, as after kill -9: nothing of the process is kept."""
+        """Starts again from the files on disk, as after kill -9: nothing of the process is kept."""
         self.database.close()
         self.start()
 

@@ -126,7 +126,7 @@ class NotifierHarness:
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing after it runs, and memory is lost."""
+    """Simulates kill -9: nothing after it runs, and memory is lost."""
 
 
 def cut_at(harness: NotifierHarness, step: int) -> None:

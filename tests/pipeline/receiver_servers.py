@@ -171,7 +171,7 @@ def find_slack_error(message: dict[str, Any]) -> str:
 
 
 def judge_teams(service: Service, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
-    """Returns what a workflow answers: 202, or 400 for what is no card of at most 28 kB."""
+    """Returns what a workflow answers: 202, or 400 for all but a card of at most 28 kB."""
     if len(body) > 28 * 1024:
         return 413, "too large"
     envelope = json.loads(body)

@@ -36,7 +36,7 @@ class Policies:
         self.proposer = PolicyProposer(self.board, lambda: engine)
 
     def run(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Lets five seconds pass and returns (verb, nodes) of what is proposed."""
+        """Lets five seconds pass and returns (verb, nodes) of the proposed acts."""
         self.site.now += 5 * SECOND
         return [(act.verb, act.targets) for act in self.proposer.run()]
 

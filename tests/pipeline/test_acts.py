@@ -488,7 +488,7 @@ def test_three_failed_acts_open_the_breaker_which_only_a_person_closes(database:
     assert world.propose("hold", "n27").state == "awaiting_approval"
     with pytest.raises(Refused, match="only a person"):
         world.board.close_breaker(ROBOT, False, "looks fine")
-    world.board.close_breaker(ROOT, True, "bad diagnostic program, mended")
+    world.board.close_breaker(ROOT, True, "bad diagnostic program, repaired")
     assert world.board.read_breaker() == ""
     world.board.review()
     assert world.board.read_breaker() == ""

@@ -1,4 +1,4 @@
-"""The executor as a process of its own at a real Slurm, killed with signal 9 after each step it takes."""
+"""The executor as a separate process at a real Slurm, killed with signal 9 after each step it takes."""
 
 from __future__ import annotations
 

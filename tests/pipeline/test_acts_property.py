@@ -38,7 +38,7 @@ class Sequences(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        # a store of its own: DuckDB refuses a key again that was deleted a moment ago
+        # a new store: DuckDB refuses a key again that was deleted a moment ago
         self.database = Database(self.folder / f"{COUNTS['sequences']}.duckdb")
         self.world = World(self.database, CONFIG)
         self.carry_out = self.world.scheduler.carry_out
@@ -57,7 +57,7 @@ class Sequences(RuleBasedStateMachine):
         found = self.world.scheduler.nodes[node.name]
         if act.verb == "hold" and not found.out:
             after = {*out, node.name}
-            assert len(after) <= 4, "a tenth of 40 nodes, which nobody can override"
+            assert len(after) <= 4, "a tenth of 40 nodes, which has no override"
             assert len(after) <= 2 or "nodes_out_in_fleet" in overridden
             rack = int(node.name[1:]) // 8
             in_rack = sum(1 for name in after if int(name[1:]) // 8 == rack)

@@ -1,4 +1,4 @@
-"""Backups of a store that is written meanwhile, their restore, and kill -9 at each step of both."""
+"""Backups of a store that is written during them, their restore, and kill -9 at each step of both."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Backups of a pipeline that reads real Kafka, the loss of its store, a restore, and what is read afterwards."""
+"""Backups of a pipeline that reads real Kafka, the loss of its store, a restore, and the reads after it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_restored_store_reads_the_log_on_from_its_offsets_and_stores_each_mess
     pipeline.wait_until_healthy()
     store = pipeline.config.store.path
     with served(pipeline) as config:
-        for number in range(2):  # ingest goes on meanwhile
+        for number in range(2):  # ingest goes on
             made = fleetpulse("backup", tmp_path / f"backup{number}", "--config", config)
             assert (made.returncode, made.stdout.splitlines()[0].split()[0]) == (0, "folder"), made.stderr
         refused = fleetpulse("backup", tmp_path / "backup1", "--config", config)

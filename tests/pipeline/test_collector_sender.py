@@ -84,7 +84,7 @@ RENAMED = "SELECT epoch_us(time), value FROM custom WHERE entity LIKE 'custom:n8
 
 
 def read_until_signals(folder: Path, transport: Transport, query: str = LOAD) -> dict[str, int]:
-    """Reads until the load of the node n8 has three ticks; table -> rows, after checks of what is always stored."""
+    """Reads until the load of the node n8 has three ticks; table -> rows, after checks of rows that always exist."""
     database = Database(folder / "store.duckdb")
     ingest = Ingest(database, transport, Devices(database.connection), lambda: time.time_ns() // 1000)
     try:

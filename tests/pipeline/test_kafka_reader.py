@@ -44,7 +44,7 @@ def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> 
 def test_an_unexpected_error_while_watching_the_brokers_is_visible_and_the_checks_go_on(
     kafka: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no consumer group, and so no listener whose failure a client could hide; this is what is left of it."""
+    """There is no consumer group, and so no listener whose failure a client could hide; this is the rest of it."""
     monkeypatch.setattr(broker_watch, "CHECK_EVERY_S", 0.1)
     check = BrokerWatch._check_topics
     failures = [RuntimeError("a bug")] * 2

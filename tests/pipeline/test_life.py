@@ -1,4 +1,4 @@
-"""The life of an incident, as docs/incidents.md tells it; time is injected."""
+"""The life of an incident, as docs/incidents.md describes it; time is injected."""
 
 from __future__ import annotations
 

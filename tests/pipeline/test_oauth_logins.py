@@ -29,7 +29,7 @@ SECRET = "s3cret:with/odd characters"
 
 @pytest.fixture(autouse=True)
 def _no_shared_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test starts without tokens, and may ask again at once after a failure."""
+    """Each test starts without tokens, and may ask again immediately after a failure."""
     monkeypatch.setattr(oauth_tokens, "_SOURCES", {})
     monkeypatch.setattr(oauth_tokens, "RETRY_S", 0.2)
 

@@ -1,4 +1,4 @@
-"""OTLP requests of any sender: what is read, what is refused, and that no input does more than be refused."""
+"""OTLP requests of any sender: accepted and refused ones, and that bad input is refused without other effects."""
 
 from __future__ import annotations
 

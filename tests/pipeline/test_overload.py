@@ -1,4 +1,4 @@
-"""Too much input: what one sender costs others, and how much waits in memory when everything arrives at once."""
+"""Too much input: what one sender costs others, and how much waits in memory when everything arrives together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real Alertmanagers, Debian's 0.25 and 0.34: they show, group, silence and resolve what is pushed into them."""
+"""Real Alertmanagers, Debian's 0.25 and 0.34: they show, group, silence and resolve alerts that we push."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The RMA packet: what is in it, what never is, and what a vendor reads first."""
+"""The RMA packet: its content, data that it never has, and the page that a vendor reads first."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_rows_are_read_for_points_finer_than_a_rollup_and_rollups_where_rows_hav
 
 @pytest.fixture(scope="module")
 def wrapping(tmp_path_factory):
-    """An empty store for all examples, each in an hour of its own."""
+    """An empty store for all examples, each in another hour."""
     made = Seal(tmp_path_factory.mktemp("wraps"))
     yield made, itertools.count()
     made.database.close()

@@ -19,7 +19,7 @@ from pipeline.notify.sending import MOST, OrderedSender
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers 200; /close closes without telling, after the answer."""
+    """Answers 200; /close closes without a header for it, after the answer."""
 
     protocol_version = "HTTP/1.1"
 

@@ -50,7 +50,7 @@ def golden_batch() -> Batch:
 
 
 def joined_batch() -> Batch:
-    """Returns blocks of one class with different ticks, decimals, counters, ranges of names, and a class of its own."""
+    """Returns blocks of one class with different ticks, decimals, counters, ranges of names, and another class."""
     ticks, ports = np.arange(5), tuple(f"port:n042.mlx5_{i}" for i in range(9))
     fast = {
         "nic.rx_bytes": (10**15 + 3_000_000_007 * ticks[:, None] + np.arange(9)).astype("u8"),

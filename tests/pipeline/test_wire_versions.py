@@ -1,4 +1,4 @@
-"""Agents of different versions beside one pipeline: what is stored does not depend on who sent it, or how."""
+"""Agents of different versions beside one pipeline: stored rows do not depend on the sender or its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acts over HTTP and by the command: who may do what, and the executor's part with a token of its own."""
+"""Acts over HTTP and by the command: who may do what, and the executor's part with its own token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On behalf of: a program with the right names the person for whom it writes; the audit has both."""
+"""On behalf of: a program with the right names the person who writes; the audit has both."""
 
 from __future__ import annotations
 

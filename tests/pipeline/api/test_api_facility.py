@@ -24,7 +24,7 @@ def units_of(client, **query: str) -> dict[str, dict[str, Any]]:
 
 
 def add_heat(backend: StoreBackend, per_minute: float, left: float | None = 6.0) -> None:
-    """Ten minutes of temperatures of n1's GPUs that rise, and what is left to their limit now."""
+    """Ten minutes of temperatures of n1's GPUs that rise, and their margin to the limit now."""
     with backend.database.transaction() as connection:
         connection.execute("DELETE FROM hot_gpu")
         for number, gpu in enumerate(CLOCKS):

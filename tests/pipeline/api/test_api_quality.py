@@ -1,4 +1,4 @@
-"""GET /api/v1/quality: silent and failing sources in rows by cause, what they blind, and what was lost or rejected."""
+"""GET /api/v1/quality: silent and failing sources by cause, detectors that they disable, lost or rejected data."""
 
 from __future__ import annotations
 

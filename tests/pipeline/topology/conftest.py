@@ -167,7 +167,7 @@ LLDP: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A format with a good file, some lines that it must give, and what is left out."""
+    """A format with a good file, some lines that it must give, and lines that are left out."""
 
     format: str
     text: str

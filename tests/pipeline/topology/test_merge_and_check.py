@@ -1,4 +1,4 @@
-"""Several sources as one topology, what is wrong in them, and what the command prints."""
+"""Several sources as one topology, errors in them, and the output of the command."""
 
 from __future__ import annotations
 

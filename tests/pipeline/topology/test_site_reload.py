@@ -61,7 +61,7 @@ class RunningSite:
         self.membership = Membership(load_topology(stored, self.reload.merged))
 
     def pass_time(self, seconds: int) -> None:
-        """Lets time pass; the loop looks at the files and applies what was read."""
+        """Lets time pass; the loop looks at the files and applies them."""
         self.time += seconds * SECOND
         self.elapsed += max(seconds, CHECK_SECONDS)
         self.reload.poll(self.membership)
