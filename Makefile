@@ -6,7 +6,11 @@ SCALE ?= certified
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 HASHED := --require-hashes --constraint constraints.txt
 UPGRADE ?=
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+# without compiled files, each worker and each started command would compile every module anew
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+test-all: export FLEETPULSE_TEST_ALL_EXAMPLES := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all lint types parts docs pictures soak bench score compose-test dist constraints clean
@@ -22,8 +26,8 @@ run: .venv/.installed ## start the demo: this host and a simulated fleet, dashbo
 test: .venv/.tests-installed ## run the tests of every change; style, types and import rules are among them
 	@$(PYTEST) -m "not extended"
 
-test-all: .venv/.tests-installed ## run what `make test` leaves out: all real parts, large simulated fleets
-	@$(PYTEST) -m extended
+test-all: .venv/.tests-installed ## run what `make test` leaves out: all real parts, large simulated fleets, all examples of properties
+	@$(PYTEST) -m "extended or hypothesis"
 
 lint: .venv/.tests-installed ## check and format-check with ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

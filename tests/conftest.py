@@ -1,7 +1,8 @@
 """Fixtures of all tests: real Kafka brokers. A test that uses one gets the mark `kafka` automatically.
 
 `make test` is for every change: all but the tests marked `extended`, which `make test-all` runs. A test is extended if
-it is slow or needs a part that few machines have. Kafka and Chromium start once for a few walks (mark `walk`).
+it is slow or needs a part that few machines have. Kafka and Chromium start once for a few walks (mark `walk`). A
+property of Hypothesis (mark `hypothesis`) runs in both: on a fifth of its examples, and on all of them.
 
 kafka-python leaves the sockets of refused connections to the garbage collector, which warns in whichever test it runs.
 A test whose brokers refuse has the mark `refusals`. After it, and after any other test with brokers, leftover sockets
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import examples
 from tests.kafka_broker import Address, Broker, BrokerError, External, class_path, missing
 from tests.kafka_security import Security
 from tests.parts import do_without
@@ -49,13 +51,19 @@ RARE_PARTS = (
     "torch",
 )
 
+FIRST = {name: place for place, name in enumerate(("test_house.py", "test_contract.py"))}
+"""Files whose time is more than a minute: begun first, or all cores but one would wait for them at the end."""
+
 # tests run in parallel: the run time of an example shows nothing about it
-settings.register_profile("crowded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "crowded", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("crowded")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.get(item.path.name, len(FIRST)))  # stable: within a file the order stays
     for item in items:
         if BROKERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")

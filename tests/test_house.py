@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,19 @@ LONG_FILES: Mapping[str, str] = {}
 LONG_FUNCTIONS: Mapping[str, str] = {}
 
 
+@cache
 def sources() -> list[Path]:
     return [ROOT / "fleetpulse.py", *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
 
 
 def name_of(path: Path) -> str:
@@ -77,7 +89,7 @@ def test_mypy_is_content_with_all_four_packages_and_the_door() -> None:
 
 
 def test_every_file_is_short_enough_or_listed_with_a_reason() -> None:
-    lines = {name_of(path): path.read_text().count("\n") for path in sources()}
+    lines = {name_of(path): text_of(path).count("\n") for path in sources()}
     short_again = [name for name in LONG_FILES if lines[name] <= FILE_LINES]
     assert short_again == [], "remove these from LONG_FILES"
     long = {name: count for name, count in lines.items() if count > FILE_LINES and name not in LONG_FILES}
@@ -95,7 +107,7 @@ def test_every_function_is_short_enough() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    silent = [p for p in sources() if p.read_text().strip() and ast.get_docstring(ast.parse(p.read_text())) is None]
+    silent = [p for p in sources() if text_of(p).strip() and ast.get_docstring(tree_of(p)) is None]
     assert [name_of(p) for p in silent] == [], "expected a docstring whose first line is a statement"
 
 
@@ -105,7 +117,7 @@ def test_no_module_has_a_meaningless_name() -> None:
 
 def test_no_todo_marks_are_left() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")
-    undone = [f"{name_of(p)}: {mark}" for p in sources() for mark in marks if mark in p.read_text()]
+    undone = [f"{name_of(p)}: {mark}" for p in sources() for mark in marks if mark in text_of(p)]
     assert undone == []
 
 
@@ -153,7 +165,7 @@ def test_the_top_level_contains_only_the_files_of_the_design() -> None:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(tree_of(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
 
@@ -171,10 +183,11 @@ def module_of(path: Path) -> str:
     return name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Returns the names that a file imports when it is loaded; `from a import b` may mean a.b or a name in a."""
     names: set[str] = set()
-    for node in runs_at_load(ast.parse(path.read_text())):
+    for node in statements(tree_of(path), runs_at_load):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -182,13 +195,19 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def runs_at_load(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields all nodes except those inside functions and `if TYPE_CHECKING:`."""
+def runs_at_load(statement: ast.AST) -> bool:
+    """Returns whether what is inside a statement runs when its file is loaded: not in functions or for types alone."""
+    if isinstance(statement, ast.If):
+        return "TYPE_CHECKING" not in ast.unparse(statement.test)
+    return not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def statements(node: ast.AST, enters: Callable[[ast.AST], bool] = lambda _: True) -> Iterator[ast.AST]:
+    """Yields all statements of a file in order; expressions, nine of ten nodes, hold no statement."""
     for child in ast.iter_child_nodes(node):
-        lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        if not lazy and not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+        if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)) and enters(child):
             yield child
-            yield from runs_at_load(child)
+            yield from statements(child, enters)
 
 
 def target(name: str, modules: Mapping[str, Path]) -> str | None:

@@ -13,6 +13,7 @@ from agents.collector import Device, Reading
 from agents.node.batches import build_batch, build_blocks, build_inventory_event, check_reading, encode_column
 from pipeline.model.records import Origin
 from pipeline.model.signals import CATALOGUE, Signal
+from tests.examples import examples
 
 
 def column(name: str, *values: float, dtype: Any = None) -> list[float]:
@@ -37,7 +38,7 @@ KINDS = {(signal.type, signal.valid): signal for signal in CATALOGUE.values()}
 
 
 @pytest.mark.parametrize("signal", KINDS.values(), ids=lambda s: f"{s.type} {s.valid[0]:g}..{s.valid[1]:g}")
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))
 def test_every_measured_value_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
     found = encode_column(signal, np.array(values))

@@ -30,6 +30,7 @@ from agents.collectors.canary.problems import (
     random_words,
     typed_operand,
 )
+from tests.examples import examples
 
 PRODUCTS = [p for p in PROBLEMS if p.work == "gemm"]
 
@@ -77,7 +78,7 @@ def test_no_sum_of_a_gpu_product_exceeds_its_accumulator_and_no_input_its_format
     assert problem.format != "f16" or problem.largest_sum * 2.0 ** product_exponent(problem) <= largest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     format_=st.sampled_from(sorted(DTYPES)),
     range_=st.sampled_from(["random", "ones", "alternating", "down", "up"]),
@@ -132,7 +133,7 @@ def test_another_set_of_problems_has_another_version() -> None:
 WORD = st.integers(0, 2**64 - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pairs=st.lists(st.tuples(WORD, WORD), min_size=1, max_size=20))
 def test_elementwise_answers_match_plain_integers(pairs: list[tuple[int, int]]) -> None:
     a, b = ([p[side] for p in pairs] for side in (0, 1))
@@ -155,7 +156,7 @@ def test_elementwise_answers_match_plain_integers(pairs: list[tuple[int, int]]) 
     assert _ALU["shift"](x, y).tolist() == shifted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(a=WORD, b=WORD)
 def test_division_and_square_root_are_rounded_as_ieee_754_defines(a: int, b: int) -> None:
     x, y = np.array([a], np.uint64), np.array([b], np.uint64)
@@ -172,7 +173,7 @@ def test_division_and_square_root_are_rounded_as_ieee_754_defines(a: int, b: int
 # --- every bit counts -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problem=st.sampled_from(PRODUCTS), place=st.integers(0, 2**30), bit=st.integers(0, 31))
 def test_any_flipped_bit_of_an_answer_changes_its_digest(problem: Problem, place: int, bit: int) -> None:
     answer = compute_problem(problem, 0)
@@ -181,7 +182,7 @@ def test_any_flipped_bit_of_an_answer_changes_its_digest(problem: Problem, place
     assert digest_array(answer) != load_known_answers()[VERSION][problem.instance(0)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rows=st.integers(1, 4), columns=st.integers(1, 9), place=st.integers(0, 35), change=st.integers(1, 2**32 - 1))
 def test_any_single_wrong_value_of_a_row_changes_its_fold(rows: int, columns: int, place: int, change: int) -> None:
     bits = random_words(3, rows * columns).astype(np.uint32).view(np.int32).reshape(rows, columns)
@@ -191,7 +192,7 @@ def test_any_single_wrong_value_of_a_row_changes_its_fold(rows: int, columns: in
     assert differing == [place % bits.size // columns]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     range_=st.sampled_from(["solid", "checker", "address"]),
     place=st.integers(0, 4095),

@@ -14,6 +14,7 @@ from pipeline.config import sections
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import CATALOGUE
+from tests.examples import examples
 
 START = 1_790_000_000 * SECOND
 NOT_READ = 255
@@ -234,7 +235,7 @@ def test_every_event_has_a_line_in_the_catalogue_with_all_its_data() -> None:
 numbers = st.floats(width=32) | st.sampled_from([0.0, 70.0, 300.0, float("nan")])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(numbers, numbers, st.integers(0, 255), st.integers(-5, 100)), max_size=80))
 def test_no_value_and_no_clock_breaks_a_rule(count: list[tuple[float, float, int, int]]) -> None:
     rules = RuleRunner()

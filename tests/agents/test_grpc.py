@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from agents import grpc as status
 from agents.grpc import MAX_REQUEST_BYTES, CallFailed, GrpcChannel, call_once, make_connector
+from tests.examples import examples
 
 SLOW_S = 20.0
 """Longer than any deadline of these tests."""
@@ -279,7 +280,7 @@ def test_a_channel_reconnects_after_its_server_died() -> None:
         assert channel.call_unary("/a.B/C") == b"hi"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_of_a_server_fail_only_the_call(garbage: bytes, after_settings: bool) -> None:
     with answering((SETTINGS if after_settings else b"") + garbage) as target:

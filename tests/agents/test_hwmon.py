@@ -16,6 +16,7 @@ from agents.collector import NoData
 from agents.collectors.host.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
 from agents.node.batches import check_reading, encode_column
 from pipeline.model.signals import CATALOGUE
+from tests.examples import examples
 
 SECOND = 1_000_000
 
@@ -281,7 +282,7 @@ def test_the_number_of_sensors_is_bounded(board: Board) -> None:
         st.one_of(st.binary(max_size=400), st.integers().map(lambda n: str(n).encode())),
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60), deadline=None)
 def test_no_bytes_in_its_files_make_the_collector_fail(tmp_path: Path, files: dict[str, bytes]) -> None:
     folder = tmp_path / "class" / "hwmon0"
     shutil.rmtree(folder, ignore_errors=True)

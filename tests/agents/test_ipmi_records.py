@@ -21,6 +21,7 @@ from agents.collectors.bmc.ipmi_sensors import (
     decode_sensors,
 )
 from tests.agents.bmc import AMPERES, DEGREES, VOLTS, WATTS, compact, full
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ ANSWERS = st.lists(st.one_of(st.binary(max_size=80), st.integers(1, 255), st.non
 
 
 @given(ANSWERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_responses_make_the_collector_fail_or_loop(answers: list[bytes | int | None]) -> None:
     noise = RandomBmc(answers)
     ipmi = Ipmi()

@@ -30,6 +30,7 @@ from pipeline.transport import Message, segments, wire
 from pipeline.transport.spool import SpoolTransport
 from tests.agents.test_agent import START, Node, SteppedClock
 from tests.agents.ticks import split_ticks
+from tests.examples import examples
 from tests.until import until
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
@@ -73,7 +74,7 @@ def test_a_clock_that_is_set_back_starts_a_new_message() -> None:
     assert joined(5, 1, [11, 12, 13, 1, 2, 3, 3]) == [[11, 12, 13], [1, 2, 3], [3]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(times=st.lists(st.integers(0, 40), max_size=60), linger=st.integers(0, 10), interval=st.integers(1, 4))
 def test_any_ticks_are_sent_once_in_order_and_within_one_window(times: list[int], linger: int, interval: int) -> None:
     found = joined(linger, interval, times)
@@ -94,7 +95,7 @@ def test_signals_of_one_interval_form_one_block() -> None:
     assert [(tuple(b.columns), b.ticks) for b in found.blocks] == [(fast, None), (slow, (1,))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_joined_message_has_the_values_of_its_ticks(data: st.DataObject) -> None:
     names = st.lists(st.sampled_from(["gpu.power", "gpu.energy", "gpu.memory_used"]), unique=True, min_size=1)

@@ -14,6 +14,7 @@ from agents.collectors.host.kernel_patterns import load_patterns, shipped_patter
 from agents.collectors.host.kmsg import MAX_TEXT
 from agents.collectors.registry import configured_collectors
 from pipeline.model.errors import ConfigError
+from tests.examples import examples
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_lines.tsv"
 LINES = [line.split("\t") for line in FIXTURE.read_text().splitlines() if not line.startswith("#")]
@@ -101,7 +102,7 @@ words = sorted({word for pattern in shipped_patterns()[1] for word in pattern.wo
 pieces = st.sampled_from([*words, "mlx5_core 0000:3b:00.0", "NVRM: Xid (", "(", "A" * 40, " ", ":", "0x1", "[", "pci"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.one_of(pieces, st.text(max_size=10)), max_size=200))
 def test_hostile_lines_take_bounded_time(parts: list[str]) -> None:
     line = "".join(parts)[:MAX_TEXT]

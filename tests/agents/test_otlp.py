@@ -23,6 +23,7 @@ from agents.otlp import messages
 from agents.otlp.export import MAX_LAYOUTS, TelemetryExport
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.model.signals import CATALOGUE, otel, signals_of_class
+from tests.examples import examples
 
 ORIGIN = Origin("dc1", "n1", bytes(16))
 T0 = 1_767_225_600 * SECOND
@@ -192,7 +193,7 @@ wires = st.sampled_from([s for s in CATALOGUE.values() if s.device_class in ("gp
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_signals_and_values_decode_unchanged(data: st.DataObject) -> None:
     signals = data.draw(st.lists(wires, min_size=1, max_size=12, unique_by=lambda s: s.name))
     blocks, wanted = [], {}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData
 from agents.collectors.host.processors import Powercap
 from agents.node.batches import check_reading
+from tests.examples import examples
 
 MISSING = np.iinfo(np.uint64).max
 RANGE = 262_143_328_850
@@ -141,7 +142,7 @@ def test_counters_that_all_disappeared_are_no_data(root: Path) -> None:
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60), deadline=None)
 def test_no_bytes_in_its_files_make_the_collector_fail(root: Path, energy: bytes, limit: bytes, name: bytes) -> None:
     folder = root / "intel-rapl:0"
     (folder / "energy_uj").write_bytes(energy)

@@ -26,6 +26,7 @@ from agents.collectors.registry import configured_collectors
 from pipeline.foreign.mapping import MappedMetric, MetricMapping, list_shipped, load_mapping
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE
+from tests.examples import examples
 from tests.parts import do_without
 
 DCGM = """# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
@@ -79,7 +80,7 @@ def test_openmetrics_with_exemplars_and_timestamps_is_read_too() -> None:
 
 
 @given(st.text(alphabet='ab_{}="\\\n #,1.5e+NaI', max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_text_breaks_the_parser(text: str) -> None:
     found = parse_page(text)
     assert len(found.series) + found.bad <= text.count("\n") + 1

@@ -31,6 +31,7 @@ from pipeline.recording.reader import Recording
 from pipeline.recording.text_files import read_events, read_topology
 from pipeline.transport import wire
 from tests.agents.ticks import split_ticks
+from tests.examples import examples
 
 ROOT = Path(__file__).parents[2]
 T0 = 1_767_225_600 * SECOND
@@ -284,7 +285,7 @@ def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(jitter=st.lists(st.floats(-0.4, 0.4), min_size=20, max_size=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_every_tick_comes_once_with_jittering_reads(twenty: Path, jitter: list[float]) -> None:
     hand = ManualClock()
     tape = Tape(twenty, 1.0, hand)
@@ -400,7 +401,7 @@ def test_a_file_truncated_anywhere_still_plays(tmp_path: Path) -> None:
 @given(
     st.text(max_size=200), st.sampled_from(["telemetry-gpu.csv", "events.jsonl", "collectors.jsonl", "recording.json"])
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_damage_is_a_usage_error_or_is_played(twenty: Path, text: str, name: str) -> None:
     whole = (twenty / name).read_bytes()
     (twenty / name).write_bytes(whole[: len(whole) // 2] + text.encode("utf-8", "surrogatepass") + b"\n")

@@ -21,6 +21,7 @@ from pipeline.foreign.remote_write import RemoteWriteDecoder
 from pipeline.model.errors import WireError
 from pipeline.store.database import Database
 from tests.agents.test_gateway import Gateway, send, stored
+from tests.examples import examples
 from tests.pipeline.test_otlp_decoder import read
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -162,14 +163,14 @@ def test_every_truncation_of_a_block_is_malformed() -> None:
             decompress_snappy(GOLDEN[1][:length], 1 << 20)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_decompress_to_more_than_allowed(data: bytes) -> None:
     with contextlib.suppress(MalformedSnappy):
         assert len(decompress_snappy(data, 1000)) <= 1000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=500))
 def test_literals_decompress_to_themselves(raw: bytes) -> None:
     assert decompress_snappy(literal(raw), 1000) == raw
@@ -184,7 +185,7 @@ def test_every_truncation_of_a_request_is_refused_or_read_without_an_error(versi
             read(raw[:length], using)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from([1, 2]), st.binary(max_size=300))
 def test_no_bytes_do_more_than_be_refused(version: int, data: bytes) -> None:
     with contextlib.suppress(WireError):

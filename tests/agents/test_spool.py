@@ -20,6 +20,7 @@ from agents.node.spool.spool import Spool
 from pipeline.model.errors import GapError, SpoolError
 from pipeline.transport import Message, segments, wire
 from pipeline.transport.spool import SpoolTransport
+from tests.examples import examples
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 ROOT = Path(__file__).parents[2]
@@ -479,7 +480,7 @@ def test_everything_acknowledged_before_a_kill_is_read_back_once(tmp_path: Path,
     assert len(set(keys_of(messages))) == len(messages)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     script=st.lists(
         st.one_of(

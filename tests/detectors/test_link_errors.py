@@ -15,6 +15,7 @@ from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 from tests.detectors.snapshots import packed
+from tests.examples import examples
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT, FAR = "port:n1.p2", "port:n2.p2"  # indices 6 and 10: FAR plays the other end of the cable
@@ -359,7 +360,7 @@ def test_a_switch_port_whose_node_is_silent_does_not_page(site, watch):
     assert f"{FAR} is silent" in found[-1].evidence["side"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_arbitrary_readings_cause_no_error(seed):
     rng, link = np.random.default_rng(seed), Link()

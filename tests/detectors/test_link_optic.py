@@ -12,6 +12,7 @@ from detectors.link.optic_history import find_last_step, fit_trend, row_median
 from pipeline.model.records import SECOND, Event, Finding, Frame, from_iso
 from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
+from tests.examples import examples
 
 HOUR = 3600 * SECOND
 BITS = 1e15
@@ -192,7 +193,7 @@ def test_a_series_is_cut_at_its_last_step() -> None:
     assert fit_trend(np.full(48, np.nan)) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(st.floats(-9, 9) | st.just(float("nan")), min_size=5, max_size=5), min_size=1, max_size=6))
 def test_row_medians_are_numpys_over_known_values(rows: list[list[float]]) -> None:
     values = np.array(rows)

@@ -11,6 +11,7 @@ from detectors.memory.memory import Memory, describe_spare_rows
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 T0 = 1_790_000_000 * SECOND
 COUNTS = ("dram_corrected", "dram_uncorrected", "sram_corrected", "sram_uncorrected", "rows_corrected")
@@ -248,7 +249,7 @@ def test_new_gpus_and_a_clock_that_goes_back_give_no_finding(site):
     assert more.show(ticks=30) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -24,6 +24,7 @@ from detectors.scoring.score import (
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Finding, Incident, iso
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 T0 = 1_790_000_000 * SECOND
 TOPOLOGY = '[rank]\n"7.0" = ["stage:7.0", "job:7", "gpu:n0.0"]\n[gpu]\n"n0.0" = ["node:n0"]\n'
@@ -316,7 +317,7 @@ WHOLE = {
 FIELDS = [(name, key) for name, row in WHOLE.items() for key in row] + [("truth", f"parameters {key}") for key in MORE]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 def test_any_value_of_a_field_is_scored_or_refused_with_its_line(files, name, field, data):

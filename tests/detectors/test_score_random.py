@@ -13,6 +13,7 @@ from detectors.scoring.matching import match_alerts
 from detectors.scoring.score import Alert, Alerts, Meta, Placement, Truth, score_run
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 PARENTS = {"rank:7.0": ["job:7", "gpu:a"], "gpu:a": ["node:n"], "gpu:b": ["node:n"], "node:n": ["rack:r"]}
 ABOVE = {
@@ -103,7 +104,7 @@ def most_answered(some, alerts):
 
 
 CASES = (st.lists(events(), max_size=4, unique_by=lambda e: e.id), st.lists(alerts(), max_size=5))
-FEW = settings(max_examples=120, deadline=None)
+FEW = settings(max_examples=examples(120), deadline=None)
 
 
 @FEW

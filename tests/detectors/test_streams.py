@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from detectors.base import calibration, kernel
 from detectors.base.streams import LEARN, Channel, Streams
 from pipeline.model.records import SECOND
+from tests.examples import examples
 
 START, TICK = 1_790_000_000 * SECOND, 10 * SECOND
 TIMES = Channel(floor=0.01, delta=0.03, phi=0.0)
@@ -32,7 +33,7 @@ def quiet_rows(ticks, size, seed=1, sd=0.02):
     st.lists(st.floats(-1e6, 1e6, width=32) | st.just(np.nan), min_size=1, max_size=120),
     st.integers(1, 5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_cohorts_median_and_spread_are_those_of_numpy(values, count):
     sample = np.array(values, np.float32)
     groups = (np.arange(len(sample)) % (count + 1)).astype(np.int32) - 1
@@ -324,7 +325,7 @@ def test_entities_can_be_added():
 
 
 @given(st.integers(0, 120))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_restart_continues_bit_by_bit(stop):
     rows, groups = quiet_rows(130, 16), np.zeros(16, np.int32)
     rows[60:, 3] += 0.1

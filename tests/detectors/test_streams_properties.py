@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from detectors.base.streams import Channel, Streams
 from pipeline.model.records import SECOND
+from tests.examples import examples
 
 SIZE, TICKS, TICK = 24, 60, 10 * SECOND
 GROUPS = (np.arange(SIZE) % 3).astype(np.int32) - 1
 CHANNEL = Channel(floor=0.01, delta=0.03, both=True)
 WEIRD = st.sampled_from([np.nan, np.inf, -np.inf, 0.0, 1e30, -1e30, 1e8, 1e-30])
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=examples(25), deadline=None)
 
 
 def rows(seed, shifted=0):
@@ -82,7 +83,7 @@ def test_a_clock_that_jumps_is_followed_without_findings(times):
         assert np.isfinite(streams.cells[:5]).all()
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(st.integers(0, 99))
 def test_no_member_learns_while_the_cohort_is_shifted(seed):
     """Else a member that did not change would count as slow once the others are healthy again."""

@@ -13,6 +13,7 @@ from detectors.telemetry.telemetry import Telemetry
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 START, RACKS, NODES, GPUS = 1_790_000_000 * SECOND, 2, 4, 4
 NAMES = {
@@ -311,7 +312,7 @@ def test_a_node_that_is_back_ends_its_condition(site):
     assert site.detector.conditions == {}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.sets(st.sampled_from(NAMES["node"])), st.booleans()), max_size=60))
 def test_no_order_of_instants_fails_and_no_onset_is_later_than_its_finding(ticks):
     site = Site()

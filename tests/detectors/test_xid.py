@@ -13,6 +13,7 @@ from detectors.xid.xid import Xid
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 T0 = 1_790_000_000 * SECOND
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))
@@ -316,7 +317,7 @@ def test_slow_and_refused_calls_are_suspects():
     assert levels(found) == {GPU: "suspect", GPUS[2]: "suspect"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
         st.tuples(

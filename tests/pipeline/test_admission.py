@@ -19,6 +19,7 @@ from pipeline.model.topology import MAX_DEPTH
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import Message, Partition, wire
+from tests.examples import examples
 
 T0 = 1_780_000_000 * SECOND
 
@@ -178,7 +179,7 @@ LINES = st.dictionaries(NAMES, st.lists(NAMES, max_size=3), max_size=5)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=4))
 def test_a_pipeline_starts_on_every_accepted_topology(new_site, messages):
     """Every stored row is loaded at the start; none is skipped."""

@@ -17,6 +17,7 @@ from pipeline.model.errors import GapError
 from pipeline.transport import segments, wire
 from pipeline.transport.salvage import find_valid_record
 from pipeline.transport.spool import MARK_TIMEOUT_S, SpoolTransport
+from tests.examples import examples
 
 COUNT = 240
 TOPIC = "telemetry.v1"
@@ -268,7 +269,7 @@ def intact_sequences(files: list[Path], sent: dict[int, bytes]) -> set[int]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.lists(DAMAGE, max_size=4), read=st.integers(0, COUNT), after=st.lists(DAMAGE, max_size=4))
 def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_without_a_report(
     tmp_path_factory: pytest.TempPathFactory,

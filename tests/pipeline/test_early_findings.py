@@ -17,6 +17,7 @@ from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.cases import Change
 from pipeline.incidents.desk import REFINE_WINDOW, Desk
 from pipeline.model.records import SECOND, Finding, Incident
+from tests.examples import examples
 from tests.pipeline.test_incidents import START, STEP, fleet, found, story
 
 
@@ -88,7 +89,7 @@ def with_frame_times(script: Sequence[Sequence[Finding]]) -> list[list[Finding]]
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((2, 8, 60)))
 def test_early_findings_give_the_incidents_of_a_replay_whatever_their_order_and_lead_time(
     seed: int, ahead: int
@@ -167,7 +168,7 @@ def test_a_persons_action_on_an_early_incident_is_kept() -> None:
         assert [c.kind for c in live.history] == ["opened", state]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_actions_in_between_leave_no_gap_in_the_history_and_no_open_incident_in_the_store_alone(seed: int) -> None:
     dice, live = random.Random(seed), LiveDeskHarness()

@@ -21,6 +21,7 @@ from pipeline.model.records import SECOND, Batch, Block, Event, Finding, Instant
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from pipeline.transport import wire
+from tests.examples import examples
 
 STEP = 10 * SECOND
 T0 = 1_780_000_000 * SECOND
@@ -148,7 +149,7 @@ def test_a_restart_between_state_and_snapshot_evaluates_the_frames_since_then_ag
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hot=st.lists(st.booleans(), min_size=4, max_size=20),
     stops=st.sets(st.integers(1, 19), max_size=4),

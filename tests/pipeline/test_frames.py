@@ -9,6 +9,7 @@ from pipeline.judging.frames import Framer, to_float
 from pipeline.model.records import SECOND, Event, Rows
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 STEP = 10 * SECOND
 NAMES = {"gpu": ["gpu:a.0", "gpu:a.1", "gpu:b.0"], "nic": ["port:a.x"]}
@@ -109,7 +110,7 @@ def test_the_class_of_an_entity_follows_from_its_kind():
     assert [class_of_entity(e) for e in ("port:a.x", "cdu:c1", "job:81")] == ["nic", "coolant", "job"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     samples=st.dictionaries(
         st.tuples(st.integers(0, 59), st.integers(0, 2)), st.floats(0, 100, width=32), min_size=1, max_size=30
@@ -161,7 +162,7 @@ def test_a_device_with_only_missing_or_invalid_values_was_not_seen():
 
 
 @given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 2), st.booleans(), st.booleans()), max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_signals_that_arrive_in_separate_rows_are_joined_in_one_frame(samples):
     """As agents send them: temperature each second, power less often, in separate rows of the same device."""
     f, wanted = framer(), {}

@@ -16,6 +16,7 @@ from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch,
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import wire
+from tests.examples import examples
 from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row
 
 T0 = 1_780_000_000 * SECOND
@@ -216,7 +217,7 @@ orders = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), m
 
 @pytest.mark.slow
 @given(orders, st.integers(1, 10))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_in_any_order_each_message_of_each_spool_is_stored_once_or_is_in_a_gap(
     arrivals: list[tuple[int, bool, bool]], at_once: int
 ) -> None:

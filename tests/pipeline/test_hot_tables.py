@@ -28,6 +28,7 @@ from pipeline.store.retention import delete_old_rows
 from pipeline.store.schema import class_of_table, list_hot_tables
 from pipeline.transport import Partition, wire
 from pipeline.transport.spool import SpoolTransport
+from tests.examples import examples
 from tests.pipeline.conftest import NOW, Site
 
 T0 = 1_780_000_000 * SECOND
@@ -256,7 +257,7 @@ SELECT d.id, epoch_us(max(g.time)), arg_max(g.temperature, g.time), arg_max(g.me
 FROM gpu g JOIN device d USING (entity) GROUP BY ALL ORDER BY ALL"""
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_after_any_kills_the_latest_rows_are_those_of_the_store(new_site, steps):
     """Each device: its newest time, and of each signal its newest value. Each node measures in order of time."""

@@ -17,6 +17,7 @@ from pipeline.incidents.desk import MAX_RESOLVED, QUIET_PERIOD, REFINE_WINDOW, R
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 START = 1_790_000_000 * SECOND
 STEP = 10 * SECOND
@@ -532,7 +533,7 @@ def check_desk(desk: Desk) -> None:
     assert len(causes) == len(set(causes)), "two open incidents for one cause"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_one_cause_never_has_two_open_incidents_and_the_order_within_a_frame_does_not_matter(seed: int) -> None:
     dice = random.Random(seed)

@@ -15,6 +15,7 @@ import pipeline.ingest.ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Event, Origin
 from pipeline.transport import Partition, wire
+from tests.examples import examples
 
 T0 = 1_780_000_000 * SECOND
 
@@ -221,14 +222,14 @@ SCRIPTS = st.lists(
 )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPTS)
 def test_any_script_of_batches_poison_and_restarts_stores_each_batch_once(new_site, script):
     check_script(new_site, script)
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPTS)
 def test_many_scripts_of_batches_poison_and_restarts_store_each_batch_once(new_site, script):
     check_script(new_site, script)

@@ -23,6 +23,7 @@ from pipeline.incidents.life import STORM
 from pipeline.incidents.silences import make_scope_matchers, parse_matchers
 from pipeline.model.errors import FleetpulseError, Outdated, Refused, UsageError
 from pipeline.model.records import Caller
+from tests.examples import examples
 from tests.pipeline.living import HOUR, MINUTE, LivingSite
 
 ANN = Caller("ann", "operator", "10.0.0.7")
@@ -464,7 +465,7 @@ def history(site):
     return rows.fetchall()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=3, max_size=25))
 def test_any_life_has_an_immutable_history_from_which_its_state_follows(tmp_path_factory, steps):
     site = LivingSite(tmp_path_factory.mktemp("life") / "store.duckdb", receivers=("on-call",))

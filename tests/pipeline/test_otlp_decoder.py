@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pipeline.foreign.otlp import OtlpDecoder
 from pipeline.foreign.plan import MAX_JOINED
 from pipeline.model.errors import WireError
+from tests.examples import examples
 from tests.pipeline.otlp_requests import T0_NS, Request, gpu_request, set_attributes
 
 T0 = T0_NS // 1000
@@ -226,7 +227,7 @@ def test_every_truncation_is_refused_or_read_without_an_error(what: str) -> None
             read(message[:length], one)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_do_more_than_be_refused(message: bytes) -> None:
     with contextlib.suppress(WireError):
@@ -237,7 +238,7 @@ DECODER = decoder()
 MESSAGE = gpu_request()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(MESSAGE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes_are_refused_or_read_and_never_an_error(changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(MESSAGE)
@@ -296,7 +297,7 @@ VALUES = st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=F
 LABELS = st.dictionaries(st.sampled_from(["a", "b", "gpu"]), st.text(min_size=1, max_size=5), max_size=2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["m", "q", "r.s"]), LABELS, VALUES), min_size=1, max_size=12, unique_by=repr))
 def test_what_opentelemetrys_encoder_writes_is_read_back(points: list[tuple[str, dict[str, str], Any]]) -> None:
     series = {(name, tuple(sorted(labels.items()))): value for name, labels, value in points}

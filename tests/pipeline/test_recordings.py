@@ -17,6 +17,7 @@ from pipeline.model.signals import CATALOGUE
 from pipeline.recording.reader import Recording, read_events, read_signals, read_topology
 from pipeline.recording.text_files import write_topology
 from pipeline.recording.writer import RecordingWriter, TelemetryWriter
+from tests.examples import examples
 
 T0 = 1_767_225_600 * SECOND
 
@@ -98,7 +99,7 @@ def test_several_files_of_several_classes_are_merged_in_order_of_time(tmp_path: 
     assert recording.names("nic") == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.lists(st.integers(0, 20), max_size=30), min_size=1, max_size=3), st.integers(1, 9))
 def test_files_cut_at_any_place_give_every_row_once_below_its_watermark(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], batch: int

@@ -22,6 +22,7 @@ from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from pipeline.store import rollups
 from pipeline.store.sealing import DAY, HOUR
+from tests.examples import examples
 from tests.pipeline.test_sealing import GPUS, T0, Seal
 
 MINUTES = 240
@@ -152,7 +153,7 @@ def wrapping(tmp_path_factory):
     made.database.close()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(rises=st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=30), start=st.integers(0, (1 << 32) - 1))
 def test_the_rate_of_a_32_bit_counter_is_right_after_each_wrap(wrapping, rises, start):
     made, examples = wrapping
@@ -179,7 +180,7 @@ def test_a_64_bit_counter_of_the_same_signal_that_falls_was_reset(tmp_path):
     made.database.close()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_rollup_of_a_sorted_file_equals_the_one_that_sql_computes(tmp_path, monkeypatch, data):
     """Any gaps, missing values, infinities and batch borders; both steps, and the longer one from the shorter."""

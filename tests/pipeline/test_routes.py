@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.notify.routes import build_rules, build_tree, parse_matchers
+from tests.examples import examples
 from tests.parts import do_without
 from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
 
@@ -83,7 +84,7 @@ def build(table: dict[str, Any]) -> Any:
 
 
 @pytest.mark.alertmanager
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(table=trees(), seed=st.integers(0, 999))
 def test_alertmanagers_own_tool_routes_the_same_alerts_to_the_same_receivers(
     table: dict[str, Any], seed: int, tmp_path_factory: pytest.TempPathFactory

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.model.errors import UsageError
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 KINDS = ("rank", "stage", "gpu", "node", "rack")
 NAMES = [f"{kind}:{number}" for kind in KINDS for number in range(3)]
@@ -24,7 +25,7 @@ def read_lookups(topology: Topology) -> list[object]:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(CHANGES)
 def test_look_ups_equal_those_of_a_new_topology(changes):
     topology = Topology()

@@ -24,6 +24,7 @@ from hypothesis.extra import numpy as npst
 from pipeline.model.errors import WireError
 from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
 from pipeline.transport import packing, unpacking, wire
+from tests.examples import examples
 from tests.pipeline import wire_v1
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -186,14 +187,14 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(origin, np.array(times, np.int64), tuple(blocks))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(batch=batches())
 def test_any_batch_is_decoded_unchanged(batch: Batch) -> None:
     message = wire.seal(wire.encode(batch), wire.TELEMETRY_KIND, EPOCH, 1, 2, batch.origin.simulated)
     assert_same(wire.decode(message), batch)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     events=st.lists(
         st.builds(
@@ -237,7 +238,7 @@ def samples_of_group(group: wire.DecodedGroup, ticks: dict[tuple[int, int], int]
                     yield from (((key, ticks[key, at], e, name), rows[row, i]) for i, e in enumerate(entities[m]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(found=st.lists(batches(), min_size=1, max_size=6), old=st.booleans())
 def test_joined_messages_have_the_same_values_as_each_alone(found: list[Batch], old: bool) -> None:
     wanted: Samples = {}
@@ -269,7 +270,7 @@ def test_joined_messages_have_the_same_values_as_each_alone(found: list[Batch], 
         np.testing.assert_array_equal(value, wanted[key])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_many_messages_of_one_plan_are_decoded_together(data: st.DataObject) -> None:
     """Nodes of equal hardware: other names and values, some of them with decimals and some without."""
@@ -336,7 +337,7 @@ def test_an_encoder_gives_the_same_values_whatever_it_remembers() -> None:
         assert_same(wire.decode(wire.seal(encoder.encode(batch), 1, EPOCH, step, 2)), batch)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(values=npst.arrays(st.sampled_from(["f4", "f8"]), (1, 3, 2)), mode=st.integers(1, len(packing.SCALES) - 1))
 def test_decimals_are_exact_or_not_used(values: Any, mode: int) -> None:
     packed, modes = packing.pack_columns(list(values), [mode])
@@ -392,7 +393,7 @@ def test_any_flipped_bit_is_refused(name: str) -> None:
             decode(bytes(damaged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_refused(data: bytes) -> None:
     for decode in (wire.open_envelope, wire.decode, wire.decode_events):
@@ -411,7 +412,7 @@ def body(layout: Any, ticks: int, data: bytes, length: int | None = None) -> byt
     return struct.pack("<16sII", bytes(16), len(names) if length is None else length, ticks) + names + data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(raw=st.binary(max_size=200))
 def test_any_body_under_a_valid_envelope_is_refused_as_a_wire_error(raw: bytes) -> None:
     for kind, decode in ((wire.TELEMETRY_KIND, wire.decode), (wire.EVENTS_KIND, wire.decode_events)):
@@ -420,7 +421,7 @@ def test_any_body_under_a_valid_envelope_is_refused_as_a_wire_error(raw: bytes) 
                 decode(seal(raw, kind, version))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_a_changed_body_is_decoded_or_is_a_wire_error(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(MESSAGES)))

@@ -27,6 +27,7 @@ from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 from pipeline.store.latest import CurrentValues
 from tests import sender_build
+from tests.examples import examples
 from tests.parts import do_without
 from tests.pipeline.api.conftest import NOW, StoreBackend
 from tests.until import until
@@ -136,7 +137,7 @@ def read_one(values: dict[str, np.ndarray]) -> Any:
     return lambda device_class: found if device_class == "custom" else nothing
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(entity=st.text(max_size=20), node=st.text(max_size=20), value=st.floats(width=32), wide=st.booleans())
 def test_any_name_and_value_survive_the_way_through_the_format(entity, node, value, wide) -> None:
     devices = OneDevice(f"custom:{entity}", node)
@@ -175,7 +176,7 @@ def unescape(text: str) -> tuple[dict[str, str], str]:
     return labels, text[place + 1 :]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text(alphabet="ab_{}=~!\"'`\\, \n", max_size=40))
 def test_any_text_is_a_selector_or_refused(text) -> None:
     with contextlib.suppress(UsageError):

@@ -21,6 +21,7 @@ from pipeline.api.query import QueryRunner
 from pipeline.config.sections import Api
 from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable
 from pipeline.store.database import Database
+from tests.examples import examples
 
 GOOD = """
 SELECT count(*), count(DISTINCT entity), max(time) FROM gpu
@@ -338,7 +339,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(words=st.lists(WORDS, max_size=14), start=st.sampled_from(["", "SELECT", "WITH a AS (SELECT 1)", "FROM gpu"]))
 def test_a_random_sequence_of_words_is_answered_or_refused_and_changes_nothing(
     database: Database, queries: QueryRunner, words: list[str], start: str
@@ -347,7 +348,7 @@ def test_a_random_sequence_of_words_is_answered_or_refused_and_changes_nothing(
     assert database.connection.execute("SELECT count(*) FROM gaps").fetchall() == [(1,)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_is_answered_or_refused(queries: QueryRunner, text: str) -> None:
     _is_refused(lambda: queries.run("SELECT '" + text))
