@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 _TAIL = 1500  # characters of each log that an error shows; chosen
 
@@ -50,6 +52,34 @@ class Daemons:
                 process.kill()
                 process.wait()
         self.running = {}
+
+
+class DaemonCluster(ABC):
+    """A cluster of daemons as a context manager: configured and started at the entry, closed at the end."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._configure()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _configure(self) -> None:
+        """Writes the files that the daemons read."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Starts the daemons and waits until they are ready."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stops the daemons."""
 
 
 def free_ports(number: int) -> list[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import kubernetes_build
-from tests.daemons import Daemons, free_ports
+from tests.daemons import DaemonCluster, Daemons, free_ports
 
 __all__ = ["Cluster", "ClusterError", "missing"]
 
@@ -35,7 +35,7 @@ class ClusterError(Exception):
     """Kubernetes did not start, or refused a command; the text gives the reason."""
 
 
-class Cluster:
+class Cluster(DaemonCluster):
     """`kubeconfig` belongs to an administrator; `url` and `ca` are for clients that send HTTP themselves."""
 
     def __init__(self, folder: Path, kwok: bool = True) -> None:
@@ -47,18 +47,6 @@ class Cluster:
         self.kubeconfig = self.folder / "kubeconfig"
         self._daemons = Daemons(self.folder, ClusterError, READY_S, STOP_S)
         self.wait = self._daemons.wait
-
-    def __enter__(self) -> Cluster:
-        try:
-            self._configure()
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # --- commands ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.daemons import Daemons, free_ports
+from tests.daemons import DaemonCluster, Daemons, free_ports
 
 HOOKS = Path(__file__).parents[1] / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
@@ -73,7 +73,7 @@ GHOSTS = "ghost[003-008]"
 """Nodes that no slurmd serves, in a cluster with a topology."""
 
 
-class Cluster:
+class Cluster(DaemonCluster):
     """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ...
 
     topology: text of topology.conf, over them and GHOSTS.
@@ -84,18 +84,6 @@ class Cluster:
         self.nodes = tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
         self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
         self._environment = {**os.environ, "SLURM_CONF": f"{self.folder}/slurm.conf"}
-
-    def __enter__(self) -> Cluster:
-        try:
-            self._configure()
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # --- commands ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.daemons import Daemons, free_ports
+from tests.daemons import DaemonCluster, Daemons, free_ports
 from tests.slurm_cluster import SlurmError
 
 ROOT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "slurm" / "trixie"
@@ -57,7 +57,7 @@ def missing() -> str:
     return "" if (ROOT / "usr/sbin/slurmrestd").exists() else "no Slurm 24.11 here: run 'make parts'"
 
 
-class RestCluster:
+class RestCluster(DaemonCluster):
     """Two nodes, gpu001 and gpu002, and slurmrestd at `url`. topology: of topology.conf for topology/`plugin`."""
 
     def __init__(self, topology: str = "", plugin: str = "tree") -> None:
@@ -68,18 +68,6 @@ class RestCluster:
         self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
         self._ports = free_ports(4)
         self.url = f"http://127.0.0.1:{self._ports[3]}"
-
-    def __enter__(self) -> RestCluster:
-        try:
-            self._configure()
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def run(self, *words: str) -> str:
         """Returns the output of one of Slurm's commands. Raises SlurmError with its message."""

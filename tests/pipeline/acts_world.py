@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pipeline.acts.act import VERBS, Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, write_note
+from pipeline.acts.adapters.adapter import Adapter, Outcome, write_note
 from pipeline.acts.board import Board
 from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
-from pipeline.config.acts import Acts
+from pipeline.config.acts import ActLimits, Acts
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
+from tests.until import until
 
 START = 1_800_000_000 * SECOND
 ALICE, BOB, CAROL = (Caller(name, "operator", "10.0.0.1") for name in ("alice", "bob", "carol"))
@@ -180,6 +181,30 @@ class World:
 
     def state(self, act: Act) -> str:
         return self.board.find(act.id).state
+
+
+class SchedulerSite(World):
+    """A board whose executor works at a real scheduler."""
+
+    def __init__(self, database: Database, limits: ActLimits, adapter: Adapter) -> None:
+        self._adapter = adapter
+        super().__init__(database, replace(ON, limits=limits))
+
+    def start_executor(self) -> Executor:
+        return Executor(self.board, self.config, self._adapter, lambda verb: self._adapter, lambda: self.now)
+
+    def collect(self, act: Act) -> Facts:
+        held = {target.partition(":")[2]: other.id for other in self.board.list_acts() for target in other.held}
+        return Facts(held=held, checks=dict.fromkeys(held, "diagnose 3 passed"))
+
+    def settle(self, act: Act, state: str) -> None:
+        """Lets the executor work until the act has a state."""
+
+        def has_state() -> bool:
+            self.run()
+            return self.state(act) == state
+
+        until(has_state, 60)
 
 
 def _began(act: Act) -> bool:

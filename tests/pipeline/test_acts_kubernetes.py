@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.acts.act import Act
-from pipeline.acts.executor import Executor
-from pipeline.acts.guards import Facts
 from pipeline.config.acts import ActLimits, KubernetesAccess
 from pipeline.model.errors import Unreachable
 from pipeline.store.database import Database
 from tests import kubernetes_cluster
-from tests.pipeline.acts_world import ON, World
+from tests.pipeline.acts_world import ON, SchedulerSite
 from tests.until import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
@@ -42,7 +39,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
         yield made
 
 
-class Site(World):
+class Site(SchedulerSite):
     """A board whose executor works at the real API server."""
 
     def __init__(self, kubeconfig: Path, database: Database) -> None:
@@ -50,18 +47,7 @@ class Site(World):
 
         access = KubernetesAccess(kubeconfig, evict_minutes=0.001)
         self.kubernetes = Kubernetes(replace(ON, kubernetes=access), pause=lambda seconds: None)
-        super().__init__(database, replace(ON, limits=LOOSE))
-
-    def start_executor(self) -> Executor:
-        return Executor(self.board, self.config, self.kubernetes, lambda verb: self.kubernetes, lambda: self.now)
-
-    def collect(self, act: Act) -> Facts:
-        held = {target.partition(":")[2]: other.id for other in self.board.list_acts() for target in other.held}
-        return Facts(held=held, checks=dict.fromkeys(held, "diagnose 3 passed"))
-
-    def settle(self, act: Act, state: str) -> None:
-        """Lets the executor work until the act has a state."""
-        until(lambda: self.run() is None and self.state(act) == state, 60)
+        super().__init__(database, LOOSE, self.kubernetes)
 
 
 @pytest.fixture

@@ -6,20 +6,17 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.acts.act import Act
 from pipeline.acts.adapters.slurm import Slurm, run_command
-from pipeline.acts.executor import Executor
-from pipeline.acts.guards import Facts
 from pipeline.config.acts import ActLimits
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests import slurm_cluster
-from tests.pipeline.acts_world import ALICE, BOB, ON, World
+from tests.pipeline.acts_world import ALICE, BOB, ON, SchedulerSite
 from tests.until import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -38,7 +35,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
         yield made
 
 
-class Site(World):
+class Site(SchedulerSite):
     """A board whose executor works at the real Slurm."""
 
     def __init__(self, cluster: slurm_cluster.Cluster, database: Database) -> None:
@@ -47,18 +44,7 @@ class Site(World):
             return run_command(words)
 
         self.slurm = Slurm(ON, run)
-        super().__init__(database, replace(ON, limits=LOOSE))
-
-    def start_executor(self) -> Executor:
-        return Executor(self.board, self.config, self.slurm, lambda verb: self.slurm, lambda: self.now)
-
-    def collect(self, act: Act) -> Facts:
-        held = {target.partition(":")[2]: other.id for other in self.board.list_acts() for target in other.held}
-        return Facts(held=held, checks=dict.fromkeys(held, "diagnose 3 passed"))
-
-    def settle(self, act: Act, state: str) -> None:
-        """Lets the executor work until the act has a state."""
-        until(lambda: self.run() is None and self.state(act) == state, 60)
+        super().__init__(database, LOOSE, self.slurm)
 
 
 @pytest.fixture

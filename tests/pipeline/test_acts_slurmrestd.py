@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.acts.act import Act
 from pipeline.acts.adapters.slurmrestd import Slurmrestd
-from pipeline.acts.executor import Executor
-from pipeline.acts.guards import Facts
 from pipeline.config.acts import ActLimits, SlurmAccess
 from pipeline.model.errors import Unreachable
 from pipeline.store.database import Database
 from tests import slurm_rest
 from tests.parts import do_without
-from tests.pipeline.acts_world import ON, World
+from tests.pipeline.acts_world import ON, SchedulerSite
 from tests.until import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -33,23 +30,12 @@ def cluster() -> Iterator[slurm_rest.RestCluster]:
         yield made
 
 
-class Site(World):
+class Site(SchedulerSite):
     """A board whose executor works at the real slurmrestd."""
 
     def __init__(self, cluster: slurm_rest.RestCluster, database: Database, token: Path) -> None:
         self.rest = Slurmrestd(replace(ON, slurm=SlurmAccess(url=cluster.url, user="root", token_file=token)))
-        super().__init__(database, replace(ON, limits=LOOSE))
-
-    def start_executor(self) -> Executor:
-        return Executor(self.board, self.config, self.rest, lambda verb: self.rest, lambda: self.now)
-
-    def collect(self, act: Act) -> Facts:
-        held = {target.partition(":")[2]: other.id for other in self.board.list_acts() for target in other.held}
-        return Facts(held=held, checks=dict.fromkeys(held, "diagnose 3 passed"))
-
-    def settle(self, act: Act, state: str) -> None:
-        """Lets the executor work until the act has a state."""
-        until(lambda: self.run() is None and self.state(act) == state, 60)
+        super().__init__(database, LOOSE, self.rest)
 
 
 @pytest.fixture
