@@ -23,6 +23,7 @@ from tests.parts import do_without
 SECRET = "a-secret-of-the-client"
 USERS: Mapping[str, Mapping[str, Any]] = {
     "alice": {"name": "Alice", "email": "alice@example.org", "email_verified": True, "groups": ["fp-ops", "staff"]},
+    "bob": {"name": "Bob", "email": "bob@example.org", "email_verified": True, "groups": ["fp-ops"]},
     "root": {"name": "Root", "email": "root@example.org", "email_verified": True, "groups": ["fp-admin"]},
     "vera": {"name": "Vera", "email": "vera@example.org", "email_verified": True, "groups": ["fp-view"]},
     "nobody": {"name": "Nobody", "email": "nobody@example.org", "email_verified": True, "groups": ["staff"]},

@@ -74,14 +74,14 @@ GHOSTS = "ghost[003-008]"
 
 
 class Cluster(DaemonCluster):
-    """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ...
+    """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ... or as in `names`.
 
     topology: text of topology.conf, over them and GHOSTS.
     """
 
-    def __init__(self, folder: Path, nodes: int = 2, topology: str = "") -> None:
+    def __init__(self, folder: Path, nodes: int = 2, topology: str = "", names: tuple[str, ...] = ()) -> None:
         self.folder, self._topology = folder.resolve(), topology
-        self.nodes = tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
+        self.nodes = names or tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
         self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
         self._environment = {**os.environ, "SLURM_CONF": f"{self.folder}/slurm.conf"}
 

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
 from dashboards.act_answers import Act, ActList, Plan, parse_act, parse_acts
-from dashboards.acting import Outcome
-from dashboards.client import ApiError
 from dashboards.links import Link, Text, entity_link, incident_link
 from dashboards.views import parts
+from dashboards.views.act_form import Draft, draw_form, draw_result, open_proposed, propose, send
 from dashboards.views.silencing import draw_right
 from dashboards.words import ago, amount, clock, joined
 
-_RESULT = "fleetpulse.acts.result"
 MAX_OVER = 50
 """Acts that are over, the newest. Chosen."""
 PACKET_S = 30.0
 """Limit of the request for an RMA packet (s). Chosen: it reads two days of a node."""
 HARD = frozenset({"evict", "reset", "reboot"})
 """Verbs without an undo: the approver types the node's name."""
+
+
+class Step(NamedTuple):
+    """What may follow an act: verb, level of a diagnostic, text of the button, and the reason."""
+
+    verb: str
+    level: str
+    label: str
+    reason: str
+
+
+NEXT = (
+    Step("diagnose", "3", "Plan a diagnostic of level 3", "check after the repair"),
+    Step("diagnose", "link-soak", "Plan a link soak", "check of the links after the repair"),
+    Step("release", "", "Plan the release", "repaired and checked"),
+)
 WAITING = ("proposed", "planned", "awaiting_approval", "approved", "executing", "executed", "verifying")
 STATE_TONES: Mapping[str, str] = {"awaiting_approval": "degraded", "failed": "critical", "refused": "critical"}
 
@@ -31,7 +45,15 @@ STATE_TONES: Mapping[str, str] = {"awaiting_approval": "degraded", "failed": "cr
 def page() -> None:
     """Draws the list, or the act in the address."""
     identity = st.query_params.get("id", "").strip()
-    parts.draw_refreshing(lambda: _draw_one(identity) if identity else _draw_list())
+    parts.draw_refreshing(lambda: _draw(identity))
+
+
+def _draw(identity: str) -> None:
+    open_proposed()
+    if identity:
+        _draw_one(identity)
+    else:
+        _draw_list()
 
 
 # --- the list -------------------------------------------------------------------------------------------
@@ -42,14 +64,14 @@ def _draw_list() -> None:
     found, now = answer.value, snapshot.now()
     parts.draw_head("Acts" if found is None else headline(found), [], "", answer, of_now=found is not None)
     parts.draw_error(answer)
-    _draw_result()
+    draw_result()
     if found is None:
         return
     if found.breaker:
         st.html(markup.notice(f"{found.breaker}. People still may act.", "critical", "Policies are stopped."))
     st.html(markup.empty("Modes: " + ", ".join(f"{verb} {mode}" for verb, mode in found.modes.items())))
     with st.popover("Propose an act", key="acts-new", type="primary"):
-        draw_form("acts-new", "", found.modes)
+        draw_form(Draft("acts-new"), found.modes)
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
     open_ = [act for act in found.acts if act.state in WAITING]
     st.html(markup.section("Not over", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
@@ -100,7 +122,7 @@ def _draw_one(identity: str) -> None:
     badges = [markup.badge(state_text(act).upper(), STATE_TONES.get(act.state, "quiet"))]
     parts.draw_head(f"{act.text}: {act.reason}", badges, subtitle(act, now), answer)
     parts.draw_error(answer)
-    _draw_result()
+    draw_result()
     targets: list[Text] = [entity_link(target) for target in act.targets]
     if act.incident:
         targets.append(incident_link(act.incident))
@@ -112,6 +134,8 @@ def _draw_one(identity: str) -> None:
     else:
         _draw_plan(act, act.plan)
     _draw_buttons(act)
+    if _has_next(act):
+        _draw_next(act)
     rows = [(clock(time, now), state.replace("_", " "), who, said) for time, state, who, said in act.history]
     st.html(markup.section("History") + markup.table(("Time", "State", "User", "Comment"), rows, ""))
 
@@ -166,6 +190,34 @@ def _draw_buttons(act: Act) -> None:
     row.button("Cancel act", key="act-cancel", on_click=_cancel, args=(act,))
 
 
+def _draw_next(act: Act) -> None:
+    """Draws what follows a hold: a check, and the way back to service. Each button makes a plan and no more."""
+    found = snapshot.fetch(parse_acts, "acts", open="true").value
+    steps = [step for step in NEXT if found and found.modes.get(step.verb, "off") != "off"]
+    if act.verb == "diagnose":
+        steps = [step for step in steps if step.verb == "release"]
+    if not steps:
+        return
+    st.html(markup.section("Next", "a check after the repair, then back to service"))
+    if not draw_right("acts"):
+        return
+    row = st.container(horizontal=True)
+    for step in steps:
+        body = {
+            "verb": step.verb,
+            "targets": list(act.targets),
+            "reason": f"{step.reason} ({act.id})",
+            "incident": act.incident,
+            "params": {"level": step.level} if step.level else {},
+        }
+        row.button(step.label, key=f"act-{step.verb}-{step.level}", on_click=propose, args=(body,))
+
+
+def _has_next(act: Act) -> bool:
+    """Returns whether something follows: the node is held here, or was just diagnosed."""
+    return act.state == "verified" and (act.in_force or act.verb == "diagnose")
+
+
 def _approve(act: Act, break_glass: bool = False) -> None:
     body = {
         "plan": act.plan.hash if act.plan else "",
@@ -173,63 +225,20 @@ def _approve(act: Act, break_glass: bool = False) -> None:
         "typed": str(st.session_state.get("act-typed") or "").strip(),
         "break_glass": break_glass,
     }
-    _send(f"acts/{snapshot.quoted(act.id)}/approve", body, "Approved. The executor begins within seconds.")
+    send(f"acts/{snapshot.quoted(act.id)}/approve", body, "Approved. The executor begins within seconds.")
 
 
 def _cancel(act: Act) -> None:
     body = {"comment": str(st.session_state.get("act-comment") or "")}
-    _send(f"acts/{snapshot.quoted(act.id)}/cancel", body, "Cancelled. Nothing was done.")
+    send(f"acts/{snapshot.quoted(act.id)}/cancel", body, "Cancelled. Nothing was done.")
 
 
-# --- proposing ------------------------------------------------------------------------------------------
-
-
-def draw_form(key: str, incident: str, modes: Mapping[str, str], nodes: str = "") -> None:
-    """Draws the form of a new act; verbs that are off are not offered."""
-    verbs = [verb for verb, mode in modes.items() if mode != "off"]
-    if not verbs:
-        st.html(markup.notice("All verbs are off: see [acts] in the configuration."))
-        return
-    if not draw_right("acts"):
-        return
-    st.selectbox("Act", verbs, key=f"{key}-verb", format_func=lambda verb: f"{verb} ({modes[verb]})")
-    st.text_area("Nodes, one a line", nodes, key=f"{key}-nodes", placeholder="n042", height=70)
-    st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
-    st.text_input("Reason", key=f"{key}-reason", placeholder="Why, for the approver")
-    st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(key, incident))
-
-
-def _propose(key: str, incident: str) -> None:
-    state = st.session_state
-    names = str(state.get(f"{key}-nodes") or "").split()
-    body: dict[str, Any] = {
-        "verb": state.get(f"{key}-verb"),
-        "targets": [name if ":" in name else f"node:{name}" for name in names],
-        "reason": str(state.get(f"{key}-reason") or "").strip(),
-        "incident": incident,
-        "when": state.get(f"{key}-when") or "now",
-    }
-    if not names or not body["reason"]:
-        state[_RESULT] = Outcome("degraded", "Enter at least one node, and a reason.", False)
-        return
-    _send("acts", body, "Proposed. The executor plans it within seconds.")
-
-
-def _send(path: str, body: Mapping[str, Any], done: str) -> None:
-    try:
-        made = snapshot.send(parse_act, path, body)
-        st.session_state[_RESULT] = Outcome("quiet", f"{made.id}: {done}", True)
-    except ApiError as error:
-        st.session_state[_RESULT] = Outcome("critical", f"Nothing changed. {error}", False)
-
-
-def _draw_result() -> None:
-    if outcome := st.session_state.get(_RESULT):
-        st.html(markup.notice(outcome.text, outcome.tone))
+# --- acts of an incident ---------------------------------------------------------------------------------
 
 
 def draw_of_incident(incident: str, nodes: str) -> None:
     """Draws the acts of an incident, and the form of a new one, for the page of the incident."""
+    open_proposed()
     found = snapshot.fetch(parse_acts, "acts", incident=incident).value
     st.html(markup.section("Acts", "plan, guards, approval"))
     if found is None:
@@ -239,7 +248,7 @@ def draw_of_incident(incident: str, nodes: str) -> None:
     st.html(markup.table(("Act", "State", "Requested by"), rows, "No act was proposed for this incident."))
     row = st.container(horizontal=True)
     with row.popover("Plan an act", key="incident-act"):
-        draw_form("incident-act", incident, found.modes, nodes)
+        draw_form(Draft("incident-act", incident, nodes), found.modes)
     snapshot.api_url()  # asks for access, as every read does
     client = replace(snapshot.make_client(), timeout=PACKET_S)
     row.download_button(
@@ -251,4 +260,4 @@ def draw_of_incident(incident: str, nodes: str) -> None:
         help="For a return to the vendor: serial numbers, firmware, errors, counters, peers and tests, as a zip",
         on_click="ignore",
     )
-    _draw_result()
+    draw_result()

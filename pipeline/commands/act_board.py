@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
+import duckdb
+
+from pipeline.acts import ledger
 from pipeline.acts.act import Act
 from pipeline.acts.board import Board
 from pipeline.acts.guards import Facts
 from pipeline.api.heatmap import select_current
+from pipeline.commands.link_soak import Soak, is_soak, judge_soak
 from pipeline.commands.service import PipelineService
 from pipeline.engine.act_facts import FactSource
 from pipeline.engine.engine import Engine
 from pipeline.model.entity_names import TITLE_LENGTH
+from pipeline.model.errors import Refused
 from pipeline.model.records import SECOND, Finding
 from pipeline.model.signals import CATALOGUE
 
 RECOVERY = CATALOGUE["gpu.recovery_action"]
+CANARY = "canary right"
+"""What the facts say of a node whose check is a canary."""
+WAIT_FOR_VALUES = 120 * SECOND
+"""How long the last values of a link soak are waited for (us). Chosen: two samples of slow agents."""
+_WRONG = """
+SELECT 1 FROM events WHERE kind = 'digest' AND node = $1 AND time >= make_timestamptz($2::BIGINT)
+AND coalesce(data ->> '$.wrong', '0') <> '0' LIMIT 1"""
 MAX_AGE = 300 * SECOND
 """Age of a recovery action beyond which it is unknown (us). Chosen: as that of the scheduler's state."""
+
+
+class CheckedBoard(Board):
+    """The board of a pipeline with telemetry: a link soak is verified by the counters of the links, not by its program.
+
+    judge: what the counters say about a soak.
+    """
+
+    judge: Callable[[Act], Soak]
+
+    def report(self, id_: str, state: str, who: str, result: Mapping[str, Any], comment: str = "") -> Act:
+        """See `Board.report`. Raises Refused while the last values of a soak have not arrived: it is asked again."""
+        act = self.find(id_)
+        if state != "verified" or act.state != "verifying" or not is_soak(act):
+            return super().report(id_, state, who, result, comment)
+        soak, late = self.judge(act), self.clock() - act.updated > WAIT_FOR_VALUES
+        if soak.waits and not late:
+            raise Refused(f"act {id_}: waits for the last values of its links")
+        said = {**result, "link_soak": soak.text}
+        if soak.faults:
+            return super().report(id_, "failed", who, {**said, "reason": f"link soak: {soak.text}"}, soak.text[:4000])
+        return super().report(id_, "verified", who, said, soak.text[:4000])
 
 
 def make_board(service: PipelineService, require_engine: Callable[[], Engine]) -> Board:
@@ -25,7 +62,9 @@ def make_board(service: PipelineService, require_engine: Callable[[], Engine]) -
 
     def collect(act: Act) -> Facts:
         read = lambda names: read_recovery(service, names)  # noqa: E731
-        return FactSource(require_engine(), service.config.acts, read).collect(act)
+        found = FactSource(require_engine(), service.config.acts, read).collect(act)
+        with contextlib.closing(service.database.cursor()) as cursor:
+            return drop_wrong_canaries(cursor, found)
 
     def notify(title: str, text: str) -> None:
         engine, now = require_engine(), service.clock()
@@ -33,9 +72,26 @@ def make_board(service: PipelineService, require_engine: Callable[[], Engine]) -
         found = [Finding(now, now, entity, "acts", "ticket", 1.0, title[:TITLE_LENGTH], {"text": text})]
         engine.apply(lambda desk: desk.observe_own(now, found), [], found)
 
-    return Board(
+    def judge(act: Act) -> Soak:
+        with contextlib.closing(service.database.cursor()) as cursor, service.database.lock:
+            return judge_soak(cursor, service.topology, act)
+
+    board = CheckedBoard(
         service.database, service.config.acts, service.clock, collect, lambda: count_nodes(service), notify=notify
     )
+    board.judge = judge
+    return board
+
+
+def drop_wrong_canaries(cursor: duckdb.DuckDBPyConnection, facts: Facts) -> Facts:
+    """Returns the facts without the check by canaries of nodes on which a canary was wrong since the hold."""
+    wrong = set()
+    for name, check in facts.checks.items():
+        if check == CANARY and name in facts.held:
+            since = ledger.load_act(cursor, facts.held[name]).updated
+            if cursor.execute(_WRONG, [name, since]).fetchone():
+                wrong.add(name)
+    return replace(facts, checks={name: check for name, check in facts.checks.items() if name not in wrong})
 
 
 def count_nodes(service: PipelineService) -> int:

@@ -132,6 +132,8 @@ def _follow(config: Config, given: argparse.Namespace, pause: Callable[[float], 
         act = _get(config, f"/acts/{quote(given.id, safe='')}")
     if act["state"] == "refused":
         raise Refused(f"act {given.id}: refused: {act['result'].get('reason', '')}")
+    if act["state"] == "expired":
+        raise Refused(f"act {given.id}: expired before it began; plan it again")
     if act["state"] in OVER and act["state"] != "verified":
         raise ActError(f"act {given.id}: {act['state'].replace('_', ' ')}: {act['result'].get('reason', '')}")
     return act["history"], STEPS

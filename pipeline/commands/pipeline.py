@@ -15,6 +15,8 @@ import duckdb
 from pipeline.api.backend import Health, SenderStates, Sources
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.act_board import make_board
+from pipeline.commands.burn_in import BurnInWatch
+from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
 from pipeline.commands.reload import AGAIN, Reload
 from pipeline.commands.reservations import watch_reservations
@@ -397,7 +399,9 @@ def run(
     service = PipelineService(config, judge)
     backend = PipelineBackend(service)
     hangup = Reload(config, load_again, lambda: backend.people, stop) if load_again else None
-    service.each_round = (backend.propose_acts, ObjectivesKeeper(service).run, *((hangup.poll,) if hangup else ()))
+    watches = (ObjectivesKeeper(service), ForgeryAudit(service), BurnInWatch(service))
+    rounds = (backend.propose_acts, *(watch.run for watch in watches))
+    service.each_round = (*rounds, *((hangup.poll,) if hangup else ()))
     api = start_server(create_app(backend, config), config, stop)
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command

@@ -15,6 +15,7 @@ from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
 from pipeline.config.acts import ActLimits, Acts
+from pipeline.engine.act_facts import find_relapses
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
@@ -118,6 +119,8 @@ class Scheduler:
 class World:
     """A board, an executor and a scheduler with one clock."""
 
+    kind: type[Board] = Board
+
     def __init__(self, database: Database, config: Acts = ON, size: int = 40) -> None:
         """database: shared by tests; what they left there is removed."""
         for table in ("acts", "act_history", "act_breaker", "audit"):
@@ -127,7 +130,7 @@ class World:
         self.scheduler = Scheduler(size, clock=lambda: self.now)
         self.facts: dict[str, object] = {}
         self.notices: list[str] = []
-        self.board = Board(
+        self.board = self.kind(
             self.database,
             config,
             lambda: self.now,
@@ -147,7 +150,10 @@ class World:
         busy = {
             t.partition(":")[2]: a.id for a in others if a.id != act.id and a.is_open and _began(a) for t in a.targets
         }
-        held = {target.partition(":")[2]: other.id for other in others for target in other.held}
+        holds = {target.partition(":")[2]: other for other in others for target in other.held}
+        held = {name: other.id for name, other in holds.items()}
+        ours = {name: holds[name] for t in act.targets if (name := t.partition(":")[2]) in holds}
+        back = find_relapses(self.database.connection, ours, self.config.burn_in_days) if act.verb == "release" else {}
         known: dict[str, object] = {
             "racks": self.scheduler.racks(),
             "open_acts": {name: id_ for name, id_ in busy.items() if held.get(name) != id_},
@@ -156,6 +162,7 @@ class World:
             "breaker": self.board.read_breaker(),
             "excluded": self.config.excluded,
             "checks": dict.fromkeys(self.scheduler.nodes, "diagnose 3 passed"),
+            "relapses": back,
         }
         return Facts(**{**known, **self.facts})  # type: ignore[arg-type] # a test sets fields by name
 

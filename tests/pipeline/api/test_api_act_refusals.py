@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import fleetpulse
-from pipeline.incidents.audit import list_audit
+from pipeline.acts.remote import RemoteBoard
+from pipeline.commands.forgeries import MOST_SENDERS, ForgeryAudit
+from pipeline.incidents.audit import check_chain, list_audit
+from pipeline.model.errors import Refused
 from pipeline.model.records import SECOND, Event
 from tests.pipeline.api.test_api_acts import Served
 from tests.pipeline.conftest import NOW
@@ -124,11 +129,135 @@ def test_a_copied_owner_mark_is_refused_with_exit_code_4(served, monkeypatch, ca
     assert served.scheduler.nodes["n07"].out
 
 
-def test_an_xid_from_a_sender_that_does_not_own_the_node_never_becomes_an_incident(site):
-    site.send_events("evil", Event(NOW, "gpu:h2.0", "xid", {"xid": 79, "text": "GPU has fallen off the bus"}))
-    site.send_events("h2", Event(NOW, "gpu:h2.1", "xid", {"xid": 79, "text": "GPU has fallen off the bus"}))
-    site.drain()
+def plan(served, token="operator"):
+    return ("act", "plan", "hold", "n03", "--reason", "x", "--wait", "1"), token
+
+
+def plan_without_token(served):
+    return plan(served, None)
+
+
+def plan_as_viewer(served):
+    return plan(served, "viewer")
+
+
+def run_expired(served):
+    act = served.propose(**person(served, "alice"))
+    served.approve(act, **person(served, "bob"))
+    served.site.now += 16 * 60 * SECOND  # an approval holds for 15 minutes
+    served.board.expire_due()
+    return ("act", "run", act["id"]), "operator"
+
+
+def approve_own(served):
+    return ("act", "approve", served.propose()["id"]), "operator"
+
+
+def approve_by_token(served):
+    return ("act", "approve", served.propose(**person(served, "alice"))["id"]), "admin"
+
+
+def run_changed(served):
+    act = served.propose(**person(served, "alice"))
+    served.approve(act, **person(served, "bob"))
+    served.scheduler.by_hand("n03", True, "NHC: check_fs failed")
+    served.executor.run_once()
+    return ("act", "run", act["id"]), "operator"
+
+
+def approve_again(served):
+    return ("act", "approve", held(served)["id"]), "admin"
+
+
+def cancel_what_is_done(served):
+    return ("act", "cancel", held(served)["id"], "--comment", "x"), "operator"
+
+
+COMMANDS = {
+    "no token": (plan_without_token, "unknown"),
+    "a viewer": (plan_as_viewer, "viewer"),
+    "an expired approval": (run_expired, "fleetpulse"),
+    "one's own act": (approve_own, "operator"),
+    "a token that approves": (approve_by_token, "admin"),
+    "a changed plan": (run_changed, "executor"),
+    "a replayed approval": (approve_again, "admin"),
+    "a cancel of what was done": (cancel_what_is_done, "operator"),
+}
+"""What is attempted by command, and who stands in the newest row of the audit."""
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_an_attempt_by_command_is_refused_with_exit_code_4_and_a_row_of_the_audit(case, served, monkeypatch, capsys):
+    attempt, actor = COMMANDS[case]
+    words, token = attempt(served)
+    monkeypatch.delenv("FLEETPULSE_TOKEN", raising=False)
+    if token:
+        monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens[token])
+    assert fleetpulse.main([*words, "--config", str(served.file)]) == 4, capsys.readouterr().err
+    newest = list_audit(served.site.database.connection)[0]
+    assert newest["actor"] == actor
+    assert newest["outcome"] == "refused" or newest["after"]["state"] in ("refused", "expired")
+    monkeypatch.delenv("FLEETPULSE_TOKEN", raising=False)  # the executor has a token of its own
+    served.executor.run_once()
+    assert served.scheduler.log == []
+
+
+def test_an_executor_with_another_token_is_refused_with_exit_code_4(served, tmp_path):
+    file = tmp_path / "other.token"
+    file.write_text(f"admin:{served.tokens['admin']}\n")
+    other = replace(served.config, executor=replace(served.config.executor, token_file=file))
+    with pytest.raises(Refused) as refused:
+        RemoteBoard(other).claim("other")
+    assert refused.value.exit_code == 4
+    assert list_audit(served.site.database.connection)[0]["outcome"] == "refused"
+
+
+def test_a_forged_owner_mark_is_not_released_over_the_api_either(served):
+    mark = held(served)["mark"]
+    served.scheduler.by_hand("n07", True, f"{mark} looks like ours")
+    act = served.propose("release", "n07", **person(served, "alice"))
+    assert served.approve(act, **person(served, "bob"))[0] == 403
+    assert list_audit(served.site.database.connection)[0]["outcome"] == "refused"
+    assert served.scheduler.log == []
+
+
+# --- findings of senders that do not own the node -----------------------------------------------------------
+
+
+def lost(entity):
+    return Event(NOW, entity, "xid", {"xid": 79, "text": "GPU has fallen off the bus"})
+
+
+def watch(site, ingest):
+    """The audit of forgeries over a store and its ingest."""
+    return ForgeryAudit(SimpleNamespace(ingest=ingest, database=site.database, clock=lambda: NOW))
+
+
+def test_a_forged_finding_never_becomes_an_incident_and_is_a_row_of_the_audit(site):
+    site.send_events("evil", lost("gpu:h2.0"))
+    site.send_events("h2", lost("gpu:h2.1"))
+    ingest = site.drain()
     assert site.rows("SELECT entity FROM events WHERE kind = 'xid'") == [("gpu:h2.1",)]
-    assert site.rows("SELECT reason FROM dead_letter") == [
-        ("owner: event xid: 'gpu:h2.0': belongs to node h2 by its name",)
-    ]
+    reason = "owner: event xid: 'gpu:h2.0': belongs to node h2 by its name"
+    assert site.rows("SELECT reason FROM dead_letter") == [(reason,)]
+    audit = watch(site, ingest)
+    assert (audit.run(), audit.run()) == (True, False)
+    (row,) = list_audit(site.database.connection)
+    said = [row[name] for name in ("actor", "action", "target", "outcome", "reason")]
+    assert said == ["agent 'evil'", "report", "'evil'", "refused", reason]
+    assert check_chain(site.database.connection) is None
+
+
+def test_forgeries_are_rows_once_per_sender_and_minute_also_after_a_restart(site):
+    site.send_events("evil", *(lost(f"gpu:h{number}.0") for number in range(2, 30)))
+    site.send_events("<b>evil", lost("gpu:h2.0"))
+    for _ in range(2):
+        watch(site, site.drain()).run()
+        assert sorted(row["target"] for row in list_audit(site.database.connection)) == ["'<b>evil'", "'evil'"]
+
+
+def test_a_flood_of_made_up_senders_does_not_fill_the_audit(site):
+    for number in range(MOST_SENDERS + 8):
+        site.send_events(f"evil{number}", lost("gpu:h2.0"))
+    watch(site, site.drain()).run()
+    assert len(list_audit(site.database.connection)) == MOST_SENDERS

@@ -1,0 +1,95 @@
+"""The form of a new act, its answer, and the way from it to the act's own page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from dashboards import markup, routes, snapshot
+from dashboards.act_answers import parse_act
+from dashboards.acting import Outcome
+from dashboards.client import ApiError
+from dashboards.views.silencing import draw_right
+
+_RESULT, _OPEN = "fleetpulse.acts.result", "fleetpulse.acts.open"
+LEVELS = ("1", "2", "3", "4", "link-soak")
+"""Diagnostics that the form offers: the levels of `dcgmi diag`, and the soak of links. Those above 1 need a node that
+is held and idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a form begins with. key: of its fields.   nodes: names, one a line.   verb: the one that is chosen."""
+
+    key: str
+    incident: str = ""
+    nodes: str = ""
+    verb: str = ""
+    reason: str = ""
+
+
+def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
+    """Draws the form of a new act; verbs that are off are not offered."""
+    key, verbs = draft.key, [verb for verb, mode in modes.items() if mode != "off"]
+    if not verbs:
+        st.html(markup.notice("All verbs are off: see [acts] in the configuration."))
+        return
+    if not draw_right("acts"):
+        return
+    first = verbs.index(draft.verb) if draft.verb in verbs else 0
+    verb = st.selectbox("Act", verbs, first, key=f"{key}-verb", format_func=lambda verb: f"{verb} ({modes[verb]})")
+    if verb == "diagnose":
+        st.segmented_control("Level", LEVELS, default="3", key=f"{key}-level")
+    st.text_area("Nodes, one a line", draft.nodes, key=f"{key}-nodes", placeholder="n042", height=70)
+    st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
+    st.text_input("Reason", draft.reason, key=f"{key}-reason", placeholder="Why, for the approver")
+    st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(draft,))
+
+
+def _propose(draft: Draft) -> None:
+    state, key = st.session_state, draft.key
+    names = str(state.get(f"{key}-nodes") or "").split()
+    verb = state.get(f"{key}-verb")
+    body: dict[str, Any] = {
+        "verb": verb,
+        "targets": [name if ":" in name else f"node:{name}" for name in names],
+        "reason": str(state.get(f"{key}-reason") or "").strip(),
+        "incident": draft.incident,
+        "when": state.get(f"{key}-when") or "now",
+        "params": {"level": state.get(f"{key}-level") or "1"} if verb == "diagnose" else {},
+    }
+    if not names or not body["reason"]:
+        state[_RESULT] = Outcome("degraded", "Enter at least one node, and a reason.", False)
+        return
+    propose(body)
+
+
+def propose(body: Mapping[str, Any]) -> None:
+    """Proposes an act, and opens its page at the next run."""
+    st.session_state[_OPEN] = send("acts", body, "Proposed. The executor plans it within seconds.")
+
+
+def send(path: str, body: Mapping[str, Any], done: str) -> str:
+    """Sends a change; returns the id of the act, "" if nothing changed. `draw_result` shows what came of it."""
+    try:
+        made = snapshot.send(parse_act, path, body)
+    except ApiError as error:
+        st.session_state[_RESULT] = Outcome("critical", f"Nothing changed. {error}", False)
+        return ""
+    st.session_state[_RESULT] = Outcome("quiet", f"{made.id}: {done}", True)
+    return made.id
+
+
+def open_proposed() -> None:
+    """Opens the page of the act that was just proposed, where its plan appears."""
+    if made := st.session_state.pop(_OPEN, ""):
+        routes.open_page("acts", id=made)
+
+
+def draw_result() -> None:
+    """Draws what came of the last change."""
+    if outcome := st.session_state.get(_RESULT):
+        st.html(markup.notice(outcome.text, outcome.tone))
