@@ -184,7 +184,8 @@ def test_a_full_disk_ends_a_recording_with_a_complete_last_line(tmp_path: Path) 
         "try: t.recorded(Path(sys.argv[3]), [t.gpus([1, 2], [3, 4])] * 30)\n"
         "except t.UsageError as error: print(error)"
     )
-    words = [sys.executable, "-c", program, str(ROOT), str(Path(__file__).parent), str(tmp_path / "r")]
+    # -B: under this limit, Python would cut the compiled files of the modules it loads, without an error
+    words = [sys.executable, "-B", "-c", program, str(ROOT), str(Path(__file__).parent), str(tmp_path / "r")]
     message = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "telemetry-gpu.csv: cannot be written: File too large; expected a folder with room" in message
     text = (tmp_path / "r/telemetry-gpu.csv").read_text()
