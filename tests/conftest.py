@@ -2,7 +2,9 @@
 
 `make test` is for every change: all but the tests marked `extended`, which `make test-all` runs. A test is extended if
 it is slow or needs a part that few machines have. Kafka and Chromium start once for a few walks (mark `walk`). A
-property of Hypothesis (mark `hypothesis`) runs in both: on a fifth of its examples, and on all of them.
+property of Hypothesis (mark `hypothesis`) runs in both: on a fifth of its examples, and on all of them. Where one rule
+is tried on many costly cases, `make test` takes a sample of them (mark `sample(every=n)`: of each test the first case
+and every n-th after it) and `make test-all` the others.
 
 kafka-python leaves the sockets of refused connections to the garbage collector, which warns in whichever test it runs.
 A test whose brokers refuse has the mark `refusals`. After it, and after any other test with brokers, leftover sockets
@@ -14,6 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -64,12 +67,17 @@ settings.load_profile("crowded")
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.get(item.path.name, len(FIRST)))  # stable: within a file the order stays
+    places: Counter[str] = Counter()
     for item in items:
         if BROKERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")
         if item.get_closest_marker("refusals"):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
-        if is_extended({mark.name for mark in item.iter_markers()}):
+        test = item.nodeid.partition("[")[0]
+        sample = item.get_closest_marker("sample")
+        left_out = sample is not None and places[test] % sample.kwargs["every"] != 0
+        places[test] += 1
+        if left_out or is_extended({mark.name for mark in item.iter_markers()}):
             item.add_marker("extended")
 
 

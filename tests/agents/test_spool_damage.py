@@ -95,6 +95,7 @@ def test_three_thousand_flipped_bits_give_no_wrong_byte(written: Written, drain:
     assert written.holds(drain) == 40
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_opened_with_flipped_bits_in_every_file_it_continues(written: Written, drain: Drain, seed: int) -> None:
     written.write(40)

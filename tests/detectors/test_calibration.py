@@ -62,6 +62,7 @@ class Site:
         return self.streams.quiet.records[kind].factor
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("noise", "settings", "step"),
     [

@@ -398,6 +398,7 @@ def test_a_step_of_the_supply_that_the_return_follows_is_real(site, watch):
     assert watch(Coolant(), site, 200, change)[-1].level == "ticket"
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kelvin", [1.0, 2.0, 3.0, -3.0])
 def test_a_set_point_that_is_moved_does_not_page(site, watch, kelvin):
     """As far as operators move it, within ten minutes."""
@@ -437,6 +438,7 @@ def test_a_warm_supply_pages_only_where_gpus_are_near_their_limit(site, watch, c
     assert max((f.level for f in found), key=LEVELS.index) == level
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("spread", "step"), [(0.8, 0.5), (1.0, 0.1), (0.5, 1.0)])
 def test_noise_of_a_supply_that_lasts_for_minutes_does_not_page(site, watch, spread, step):
     """First-order noise of 95 s, as of a valve that hunts, in steps of the sensor."""

@@ -109,6 +109,7 @@ def no_power(tick, values):
         del values["gpu"]
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("load", "change"), [(idle, None), (steady, no_return), (steady, no_power)])
 @pytest.mark.parametrize("share", [0.85, 0.6])
 def test_a_wrong_meter_while_the_heat_is_unknown_does_not_page_by_earlier_heat(share, load, change):

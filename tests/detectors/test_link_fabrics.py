@@ -37,6 +37,7 @@ def levels(found: list[Finding]) -> dict[str, str]:
     return {f.entity: f.level for f in found}
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("roce", [False, True])
 @pytest.mark.parametrize("poll", [10, 30, 60])
 def test_a_congested_leaf_of_a_fabric_with_rails_is_a_ticket(roce: bool, poll: int) -> None:
@@ -61,6 +62,7 @@ def test_without_rails_and_jobs_it_stays_a_suspect() -> None:
     assert levels(run(Fabric(rails=False), congested(1))) == {"leaf:l1": "suspect"}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("roce", [False, True])
 @pytest.mark.parametrize("rails", [False, True])
 @pytest.mark.parametrize("poll", [10, 60])
@@ -144,6 +146,7 @@ def pausing(port: str, share: float, lost: float = 0.0, since: int = AT, frames_
     return change
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("frames_only", [False, True])
 @pytest.mark.parametrize("rails", [False, True])
 @pytest.mark.parametrize("poll", [10, 60])

@@ -39,6 +39,7 @@ def delay(found: list[Finding], level: str) -> float:
     return (next(f.time for f in found if f.level == level) - START) / SECOND - AT * STEP
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("roce", [False, True])
 @pytest.mark.parametrize("rails", [False, True])
 @pytest.mark.parametrize("jobs", [(), JOB])

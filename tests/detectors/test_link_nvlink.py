@@ -229,6 +229,7 @@ def test_messages_with_malformed_data_cause_no_error(malformed: object) -> None:
     assert {f.entity for f in run_detector(nothing, message)} <= {"gpu:n0.2", "node:n0"}
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("phase", range(6))
 def test_errors_are_found_at_any_interval_and_phase_of_the_polls(phase: int) -> None:
     """Links are read once a minute, never in the frames in which a window of 30 s ends."""

@@ -154,6 +154,7 @@ def test_a_gpu_with_a_high_usual_rate_gives_no_finding():
     assert found == []
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("per_hour", "step"), [(0.5, 60), (2.0, 30), (3.5, 60)])
 def test_steady_errors_since_the_first_sample_are_a_suspect_at_most_and_become_usual(per_hour, step):
     site, rng = Site(step=step), np.random.default_rng(5)

@@ -57,6 +57,7 @@ def test_hot_memory_is_a_ticket_and_a_page_where_heat_slows_the_gpu(place, quant
     assert {f[:2] for f in slowed} == {(NAMES[HOT], "page")}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("place", "quantum", "step"), [(LIQUID, 1.0, 10), (AIR, 1.0, 30), (AIR, 0.1, 60)])
 def test_healthy_memory_under_changing_load_is_silent(place, quantum, step, seed):

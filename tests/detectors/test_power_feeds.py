@@ -24,6 +24,7 @@ def run_detector(volts, draw=lambda tick: 5e4, ticks=60, feeds=None, first=0):
     return feeds
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("when", [0, 5, 19, 20, 40])
 @pytest.mark.parametrize("value", [65_535.0, 1e30])
 def test_one_absurd_voltage_makes_no_feed_dark(when, value):

@@ -255,6 +255,7 @@ def test_arrays_of_different_lengths_start_the_detector_afresh(caplog):
     assert not runner.errors
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.detector.name)
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_snapshot_with_cut_arrays_does_not_stop_a_detector(case, every):

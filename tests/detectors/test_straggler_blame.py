@@ -207,6 +207,7 @@ def test_a_lower_cap_without_power_readings_does_not_page():
     assert entities(found) == set()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("phase", range(0, 30, 5))
 def test_a_rank_that_is_slow_repeatedly_does_not_learn_that_as_usual(phase):
     def change(tick, values, topology):

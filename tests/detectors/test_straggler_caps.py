@@ -15,6 +15,7 @@ from tests.detectors.cases.case import Case
 SLOW = 5
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("gpus", [[5], [5, 6], [5, 9, 14]])
 @pytest.mark.parametrize("cause", ["bit", "limit", "power"])
 def test_a_lower_cap_on_one_to_three_gpus_is_policy_and_a_suspect_that_names_it(gpus, cause):
@@ -66,6 +67,7 @@ def found(share, change, ticks=300):
     return case.run_detector(Straggler(), range(ticks))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
 def test_a_slow_rank_pages_where_all_power_cap_bits_flicker(share):
     def slower(rng, values):

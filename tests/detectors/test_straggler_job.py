@@ -360,6 +360,7 @@ def in_turn(turns, change, apart=1):
     return changed
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("reports", [True, False])
 @pytest.mark.parametrize(("turns", "apart"), [(2, 1), (4, 1), (4, 0), (6, 0)])
 def test_a_hang_pages_though_the_nodes_are_read_at_different_moments(turns, apart, reports):

@@ -79,6 +79,7 @@ class Fleet:
         return [(f.entity, f.level, (f.time - T0) // SECOND - at) for f in found]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("interval", "step_s"), [(1, 2.0), (10, 0.5), (10, 10.0), (10, 20.0)])
 def test_a_dead_node_whose_job_stops_with_it_pages_within_90_s(interval, step_s):
     found = Fleet(interval, step_s).run(stops=0, at=2400)
@@ -102,6 +103,7 @@ def test_a_dead_agent_whose_job_goes_on_is_a_ticket(hook):
     assert min(after for _, level, after in found if level == "ticket") <= 70
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("hook", [True, False])
 @pytest.mark.parametrize("interval", [1, 5, 10, 30])
 def test_an_agent_that_is_restarted_within_50_s_is_no_ticket(hook, interval):
@@ -131,6 +133,7 @@ def test_supplies_that_give_little_since_page_and_full_ones_keep_it_a_ticket():
     assert {f[1] for f in alive} == {"suspect", "ticket"}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("interval", [1, 5, 10, 30, 60])
 def test_a_fleet_that_just_began_is_not_silent_and_a_node_is_lost_after_three_of_its_own_intervals(interval):
     found, detector, topology_, rng = [], Telemetry(), topology(False), np.random.default_rng(2)
@@ -147,6 +150,7 @@ def test_a_fleet_that_just_began_is_not_silent_and_a_node_is_lost_after_three_of
     assert 0 < found[0][1] <= max(50, 3 * interval + 30)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("interval", "lost"), [(1, 0.02), (10, 0.02), (30, 0.05), (60, 0.02)])
 def test_a_rack_that_loses_power_is_one_finding_at_any_interval_though_single_readings_are_lost(interval, lost):
     nodes = tuple(f"node:n{i}" for i in range(32))

@@ -283,6 +283,7 @@ def test_a_topology_index_is_kept_when_jobs_start_and_rebuilt_when_a_device_move
     assert index.node_positions(NODES)[0] == 9
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("interval", [20, 30, 60])
 @pytest.mark.parametrize("jitter", [0.02, 2.0])
 def test_a_node_whose_samples_lie_at_the_edge_of_a_frame_has_no_gap(interval, jitter):

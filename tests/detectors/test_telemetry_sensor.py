@@ -205,12 +205,14 @@ class Inlets:
 PHYSICS = [(0.1, 10), (0.5, 10), (0.5, 60), (1.0, 10), (1.0, 30), (1.0, 60)]
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("quantum", "every"), PHYSICS)
 @pytest.mark.parametrize(("noise", "swing"), [(0.15, 0.2), (0.05, 0.4), (0.15, 3.0), (0.4, 3.0)])
 def test_an_inlet_that_rounds_is_not_stuck_or_noisy(quantum, every, noise, swing):
     assert Inlets(quantum, every, noise, swing).run(8, step=30) == set()
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("quantum", "every"), PHYSICS)
 def test_an_inlet_that_stays_while_the_room_moves_by_several_steps_is_stuck(quantum, every):
     assert ("sensor:n2.inlet", "stuck") in Inlets(quantum, every).run(14, stuck_from=4, step=30)

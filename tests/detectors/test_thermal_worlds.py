@@ -12,6 +12,8 @@ from tests.detectors.cases.case import at_known_site
 from tests.detectors.cases.thermal import CASE, GUILTY, topology
 from tests.detectors.gpu_heat import START, HeatWorld
 
+pytestmark = pytest.mark.sample(every=3)
+
 
 def run_world(hours, detector=None, **settings):
     """Findings and the detector; all findings but suspects."""

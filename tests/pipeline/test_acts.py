@@ -401,6 +401,7 @@ def test_a_scheduler_that_stays_away_fails_the_act_which_stays_ours(world: World
     assert (found.state, found.held) == ("failed", ("node:n03",))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("calls", range(8))
 def test_a_killed_executor_neither_repeats_nor_forgets_a_hold(world: World, calls: int) -> None:
     act = world.propose("hold", "n03", "n11")

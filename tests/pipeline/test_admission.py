@@ -58,6 +58,7 @@ def test_an_event_kind_that_no_agent_sends_is_rejected(site, kind):
     assert ingest.rejected["kind"] == 1
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("kind", "entity"),
     [
@@ -219,6 +220,7 @@ BAD = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_a_misleading_name_or_text_is_rejected_in_every_field(site, text):
     lines = {"entities": {"gpu:n1.0": {"parents": ["node:n1"], "attributes": {}}}}
@@ -241,6 +243,7 @@ def test_a_misleading_name_or_text_is_rejected_in_every_field(site, text):
     assert all(reason.isprintable() and reason.isascii() for _, reason in read_rejections(site))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", [*BAD.values(), "", " n1", "n1 ", "x" * (MAX_NAME + 1)])
 def test_a_message_whose_sender_or_site_has_a_misleading_name_is_rejected_as_a_whole(site, name):
     event = Event(T0, "gpu:n1.0", "xid")
@@ -283,6 +286,7 @@ def test_event_data_that_is_too_large_or_too_deeply_nested_is_rejected(site, dat
     assert site.rows("SELECT count(*) FROM events") == [(1,)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "data",
     [

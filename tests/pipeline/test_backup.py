@@ -244,6 +244,7 @@ def run_killed(verb: str, folder: Path, other: Path, at: str) -> None:
 
 
 class TestKilled:
+    @pytest.mark.sample(every=3)
     @pytest.mark.parametrize("step", ["history", "begun", "store", "settled", "written", "named"])
     def test_a_backup_that_is_killed_at_a_step_is_completed_by_the_next_run(self, filled, tmp_path, step):
         path = filled.folder / "store.duckdb.history/gpu/a.parquet"
@@ -265,6 +266,7 @@ class TestKilled:
         assert totals(target) == before
         assert totals(filled.folder) == before
 
+    @pytest.mark.sample(every=3)
     @pytest.mark.parametrize("step", ["marked", "aside", "copied", "named", "done"])
     def test_a_restore_that_is_killed_at_a_step_is_completed_by_the_next_run(self, filled, tmp_path, step):
         before, source = filled.rows(TOTALS), tmp_path / "copy"

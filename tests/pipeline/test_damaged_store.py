@@ -141,6 +141,7 @@ def test_an_empty_file_with_a_write_ahead_log_is_damaged(killed_store: Path, tmp
         Database(path)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_file_is_reported_as_damaged_with_the_fix(intact_store: Path, tmp_path: Path, name: str) -> None:
     path = copy_store(intact_store, tmp_path)
@@ -153,6 +154,7 @@ def test_a_damaged_file_is_reported_as_damaged_with_the_fix(intact_store: Path, 
     assert found.value.exit_code == 3
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_file_that_is_not_a_store_is_a_wrong_path(intact_store: Path, tmp_path: Path, name: str) -> None:
     path = copy_store(intact_store, tmp_path)
@@ -249,6 +251,7 @@ def file_digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", ["none", *DAMAGE, *FOREIGN])
 def test_doctor_reports_the_damage_and_changes_nothing(killed_store: Path, tmp_path: Path, name: str) -> None:
     """Also for a store whose log holds commits that the file lacks."""

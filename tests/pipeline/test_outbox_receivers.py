@@ -14,6 +14,7 @@ from pipeline.notify.outbox import RETENTION_S, RETRY_S
 from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 403, 404, 410, 413])
 def test_a_refused_page_arrives_when_the_receiver_is_repaired(
     harness: NotifierHarness, receiver: Receiver, status: int
@@ -146,6 +147,7 @@ def test_the_resolve_of_a_delivered_alert_is_kept_for_a_receiver_longer_than_a_w
     assert receiver.alerts[-1] == ("resolved", "gpu:n1.0")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("step", range(10))
 def test_a_kill_at_any_commit_loses_no_page_and_repeats_only_the_same_key(
     harness: NotifierHarness, receiver: Receiver, step: int

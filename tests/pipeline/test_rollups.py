@@ -119,6 +119,7 @@ def series(store: Seal, signal: str, points: int) -> list[dict[str, object]]:
         cursor.close()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("signal", ["gpu.temperature", "gpu.sm_clock", "gpu.energy", "gpu.generation"])
 @pytest.mark.parametrize("points", [24, 240])
 def test_a_series_from_rollups_equals_that_from_rows(store, signal, points):

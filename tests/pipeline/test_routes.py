@@ -238,6 +238,7 @@ def test_a_page_goes_to_its_route_and_a_raised_ticket_moves_there(tmp_path: Path
     harness.close()
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("step", range(12))
 def test_a_kill_at_any_commit_of_a_group_loses_nothing_and_repeats_only_the_same_key(
     grouped: NotifierHarness, receiver: Receiver, step: int

@@ -191,6 +191,7 @@ def test_a_file_without_a_new_column_has_null_there(store):
 # --- kills ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("merging", [False, True])
 def test_a_failure_at_any_step_leaves_every_row_once(store, step, merging):
@@ -211,6 +212,7 @@ def test_a_failure_at_any_step_leaves_every_row_once(store, step, merging):
     assert store.view() == before
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("merging", [False, True])
 def test_a_kill_at_any_step_leaves_every_row_once(store, step, merging):

@@ -173,6 +173,7 @@ def test_a_suspect_of_yesterday_does_not_belong_to_the_fault_of_today() -> None:
     assert case.causes() == {"rack:r0", "node:n0"}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("rate", [0.1, 0.5, 2.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_unrelated_suspects_never_create_a_shared_cause(rate: float, seed: int) -> None:
@@ -195,6 +196,7 @@ def test_unrelated_suspects_never_create_a_shared_cause(rate: float, seed: int) 
         assert not shared or minute < 60
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("seed", range(10))
 def test_unrelated_suspects_change_nothing_about_a_shared_fault_nor_does_their_order(seed: int) -> None:
     dice, topology = random.Random(seed), hall(nodes=16)

@@ -49,6 +49,7 @@ def compare(store: Seal, points: int) -> dict[str, Any]:
     return {one["signal"]["name"]: one for one in found["signals"]}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("points", "step"), [(360, 60), (120, 60), (18, 600)])
 @pytest.mark.parametrize("sealed", [0, 3, 5])
 def test_a_comparison_has_the_values_of_a_series(store: Seal, points: int, step: int, sealed: int) -> None:

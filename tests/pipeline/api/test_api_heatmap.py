@@ -170,6 +170,7 @@ def values_of(store: Seal, name: str, hours: float) -> list[float | None]:
     return [round(float(v), 3) if known else None for v, known in zip(found.values, found.known, strict=True)]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", ["gpu.power", "gpu.energy", "gpu.sm_clock"])
 @pytest.mark.parametrize("hours", [0.5, 3, 4])
 def test_a_range_is_the_same_from_recent_rows_and_while_and_after_hours_are_sealed(store, name, hours):
