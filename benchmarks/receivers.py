@@ -227,8 +227,8 @@ def desk_storm() -> None:
             while pipeline.notifier.send_due("hook"):
                 pass
             now[0] += 10 * SECOND
-        heard = Counter((b["alerts"][-1]["labels"]["alertname"], b["status"]) for _, _, b in service.posts)
-        print(f"storm through the Desk: {dict(heard)}; {time.process_time() - cpu:.1f} s of CPU")
+        sent = Counter((b["alerts"][-1]["labels"]["alertname"], b["status"]) for _, _, b in service.posts)
+        print(f"storm through the Desk: {dict(sent)}; {time.process_time() - cpu:.1f} s of CPU")
         pipeline.close()
 
 

@@ -107,8 +107,8 @@ def _make_version(begin: float, end: float, upgraded: list[str], dice: random.Ra
 
 
 class SharedTrial(Trial):
-    """A trial in which nodes have driver versions. bare: nothing says what is above a node, as at a site without files
-    of its topology."""
+    """A trial in which nodes have driver versions. bare: no source has the groups above a node, as at a site without
+    files of its topology."""
 
     def __init__(self, world: World, seed: int, bare: bool) -> None:
         super().__init__(world.scenario, seed)

@@ -93,7 +93,7 @@ def cell(column: Column, signal: SignalValues, value: float | None, href: str = 
     inner = f'<a class="fp-quiet" href="{escape(href)}" target="_self">{escape(shown)}</a>' if href else escape(shown)
     if not found:
         return inner
-    return f'<b class="fp-odd" title="{_HINTS[found]}">{inner}</b>'
+    return f'<b class="fp-outlier" title="{_HINTS[found]}">{inner}</b>'
 
 
 def peers_row(columns: Sequence[Column], values: ClassValues) -> list[str]:

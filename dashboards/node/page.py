@@ -274,7 +274,7 @@ ODD_SHARE = 0.3
 
 def odd_lines(found: Comparison) -> frozenset[tuple[str, str]]:
     """Returns (entity, signal) of lines that left the middle 80 % of their peers by half its width, for long."""
-    odd = set()
+    outliers = set()
     for signal in found.signals:
         if signal.band is None or signal.peers < cells.MIN_PEERS:
             continue
@@ -286,8 +286,8 @@ def odd_lines(found: Comparison) -> frozenset[tuple[str, str]]:
                 out = (line.values > high + room) | (line.values < low - room)
             known = np.isfinite(line.values) & np.isfinite(low)
             if known[recent].any() and out[recent].sum() / known[recent].sum() >= ODD_SHARE:
-                odd.add((line.entity, signal.name))
-    return frozenset(odd)
+                outliers.add((line.entity, signal.name))
+    return frozenset(outliers)
 
 
 def _draw_comparison(

@@ -48,14 +48,14 @@ class Mark:
 class Look:
     """How charts are drawn. own: entities whose lines are drawn as the device. hrefs: (entity, signal) -> address.
 
-    odd: (entity, signal) of cells that differ from their peers.  stale: older than it should be.
+    outliers: (entity, signal) of cells that differ from their peers.  stale: older than it should be.
     """
 
     height: int = 170
     own: frozenset[str] = frozenset()
     stale: bool = False
     hrefs: Mapping[tuple[str, str], str] | None = None
-    odd: frozenset[tuple[str, str]] = frozenset()
+    outliers: frozenset[tuple[str, str]] = frozenset()
     layout: Literal["stack", "two", "grid"] = "stack"
 
 
@@ -123,7 +123,7 @@ def _line(line: Line, signal: Compared, colours: Mapping[str, int], look: Look) 
         "short": short_name(line.entity),
         "colour": colours[line.entity],
         "own": line.entity in look.own,
-        "odd": about in look.odd,
+        "outlier": about in look.outliers,
         "href": (look.hrefs or {}).get(about, ""),
         "label": _summary(line, signal),
         "values": _bytes(line.values),

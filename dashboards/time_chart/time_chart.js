@@ -380,7 +380,7 @@ function drawCell(view, place) {
   const [low, high] = place.range;
   const x = (t) => ((t - data.start) / (data.end - data.start)) * width, y = (v) => panel.height - 3 - ((v - low) / (high - low)) * (panel.height - 18);
   if (panel.band) drawArea(g, panel.band, panel.band.low, panel.band.high, panel, x, y, colours.band, 0.38);
-  drawLine(g, line, panel, x, y, line.odd ? colours.device : colours.ink, line.odd ? 2 : 1.4);
+  drawLine(g, line, panel, x, y, line.outlier ? colours.device : colours.ink, line.outlier ? 2 : 1.4);
   for (const mark of data.marks) if (mark.time > data.start) { g.fillStyle = colours[mark.tone] ?? colours.muted; g.globalAlpha = 0.6; g.fillRect(x(mark.time), 0, 1, panel.height); g.globalAlpha = 1; }
   if (view.cursor !== null) { g.fillStyle = colours.ink; g.fillRect(x(view.cursor), 0, 1, panel.height); }
 }
@@ -395,7 +395,7 @@ function buildGrid(view) {
     grid.append(name);
     const scale = range(panel, new Set());
     for (const line of panel.lines) {
-      const cell = element("a", line.odd ? "cell odd" : "cell"), canvas = element("canvas"), label = element("span");
+      const cell = element("a", line.outlier ? "cell outlier" : "cell"), canvas = element("canvas"), label = element("span");
       cell.href = line.href;
       cell.target = "_self";
       cell.setAttribute("aria-label", line.label);

@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CommitHook(BuildHookInterface):
-    """Adds pipeline/commit to what is built; an installation that points to a checkout has none."""
+    """Adds pipeline/commit to wheel and sdist; an installation that points to a checkout has none."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before each build."""
