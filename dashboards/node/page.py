@@ -264,15 +264,15 @@ def _small_multiples(
     hrefs = {(e, s): explore_href([e], [s], name) for e, s in pairs}
     items = events.value.items if events.value else ()
     found_marks = [*incident_rows.marks(detail.incidents, now), *happened.marks(items)]
-    look = Look(46, frozenset(), stale, hrefs, odd_lines(seen), "grid")
+    look = Look(46, frozenset(), stale, hrefs, find_outliers(seen), "grid")
     time_charts(seen, found_marks, look, "gpus")
 
 
-ODD_SHARE = 0.3
+OUTLIER_SHARE = 0.3
 """Share of the last quarter of a chart in which a line is outside the band of its peers, to be framed. Chosen."""
 
 
-def odd_lines(found: Comparison) -> frozenset[tuple[str, str]]:
+def find_outliers(found: Comparison) -> frozenset[tuple[str, str]]:
     """Returns (entity, signal) of lines that left the middle 80 % of their peers by half its width, for long."""
     outliers = set()
     for signal in found.signals:
@@ -285,7 +285,7 @@ def odd_lines(found: Comparison) -> frozenset[tuple[str, str]]:
             with np.errstate(invalid="ignore"):
                 out = (line.values > high + room) | (line.values < low - room)
             known = np.isfinite(line.values) & np.isfinite(low)
-            if known[recent].any() and out[recent].sum() / known[recent].sum() >= ODD_SHARE:
+            if known[recent].any() and out[recent].sum() / known[recent].sum() >= OUTLIER_SHARE:
                 outliers.add((line.entity, signal.name))
     return frozenset(outliers)
 

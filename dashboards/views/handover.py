@@ -105,7 +105,7 @@ def incident_rows(found: Sequence[Incident], now: int) -> list[tuple[Text, ...]]
             SEVERITY[i.severity],
             incident_link(i.id, plain(i.summary)),
             entity_link(i.cause),
-            i.life.assignee or i.life.acknowledged_by or "nobody",
+            i.life.assignee or i.life.acknowledged_by or "no owner",
             STATE[i.state],
             age((now - i.onset) / SECOND),
         )

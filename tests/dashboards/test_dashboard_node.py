@@ -9,7 +9,7 @@ import pytest
 
 from dashboards.devices.answers import EventItem, parse_comparison, parse_values
 from dashboards.devices.happened import describe
-from dashboards.node.page import odd_lines, recovery_text
+from dashboards.node.page import find_outliers, recovery_text
 from dashboards.node.tables import SIGNALS
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
@@ -109,9 +109,9 @@ def test_a_line_that_left_its_peers_is_framed() -> None:
     query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": ["node:n1"], "signal": ["gpu.temperature"]}
     found = parse_comparison(compare_table(query, "node:n1", 8))
     # GPU i is at 60 + i, the band of the peers is 58 to 64, and half its width is tolerated
-    assert odd_lines(found) == frozenset()
+    assert find_outliers(found) == frozenset()
     found.signals[0].lines[7].values[-20:] = np.float32(80)
-    assert odd_lines(found) == {("gpu:n1.7", "gpu.temperature")}
+    assert find_outliers(found) == {("gpu:n1.7", "gpu.temperature")}
 
 
 def test_a_consequence_names_its_root() -> None:
