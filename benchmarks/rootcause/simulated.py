@@ -58,14 +58,17 @@ def run(group: str, seed: int, nodes: int, bare: bool) -> list[Row]:
         named = with_root(shared, judged.truth, iso(begin))
         reach = _reach(named.root, place, world.upgraded)
         noise = _noise(named, judged.truth, place, begin, simulator.time_at(shared.end))
-        near = [i for i in judged.incidents if _is_near(i, begin, simulator.time_at(shared.end))]
+        near = [i for i in judged.incidents if _is_near(i, named.root, begin, simulator.time_at(shared.end))]
         rows.append(_row(seed, named, near, reach, noise))
     return rows
 
 
-def _is_near(incident: Incident, begin: int, end: int) -> bool:
-    inside = begin - BEFORE * SECOND <= incident.opened <= end + AFTER * SECOND
-    return inside and incident.severity != "watch"
+def _is_near(incident: Incident, root: str, begin: int, end: int) -> bool:
+    """Returns whether it began with the shared fault, or is one of its root, which may take in an older one."""
+    if incident.severity == "watch" or incident.opened > end + AFTER * SECOND:
+        return False
+    last = end if incident.resolved is None else incident.resolved
+    return incident.opened >= begin - BEFORE * SECOND or (incident.cause == root and last >= begin)
 
 
 def _reach(root: str, place: Topology, upgraded: Iterable[str]) -> set[str]:
@@ -91,7 +94,7 @@ def _noise(shared: Shared, truth: Iterable[dict[str, Any]], place: Topology, beg
     own |= {(line.kind.name, shared.root) for line in shared.lines if not line.entity}
     found: set[str] = set()
     for line in truth:
-        lasts = from_iso(line["onset"]) <= end and from_iso(line["end"]) >= begin - 1800 * SECOND
+        lasts = from_iso(line["onset"]) <= end + AFTER * SECOND and from_iso(line["end"]) >= begin - 1800 * SECOND
         if lasts and (line["kind"], line["entity"]) not in own and line["class"] != "benign":
             named = {line["entity"], *line.get("entities", ())}
             found |= named | {*place.descendants(*named)}
