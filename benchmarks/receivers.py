@@ -44,6 +44,8 @@ class Service(http.server.ThreadingHTTPServer):
     """Answers as a webhook, PagerDuty and Slack do, or 503 while it is away; keeps (time, path, body)."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait to be accepted, as in other servers; Python's 5 makes each further one wait a second."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

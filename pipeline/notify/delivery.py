@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import email.utils
+import functools
 import http.client
 import ipaddress
 import re
@@ -123,6 +124,13 @@ class PostResult:
 
 def check_url(receiver: Destination) -> urllib.parse.SplitResult:
     """Returns the parts of a receiver's URL. Raises ConfigError if it can never be called."""
+    key = getattr(receiver, "key", "url")
+    return _check_parts(Target(receiver.section, receiver.name, receiver.url, receiver.allow_http, key=key))
+
+
+@functools.lru_cache(256)
+def _check_parts(receiver: Target) -> urllib.parse.SplitResult:
+    """Checks a URL. What was accepted is remembered: a queue of thousands asks for each message."""
     where, shown = _locate_url(receiver), _locate_url(receiver, with_value=True)
     try:
         url = urllib.parse.urlsplit(receiver.url)
