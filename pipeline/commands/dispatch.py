@@ -111,7 +111,8 @@ def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
     if form == "table" and not rows:
         print_message(f"fleetpulse: {describe_nothing(given)}")
     elif form == "table":
-        sys.stdout.write(render_rows(people.shorten_times(rows, columns), columns, "table", people.WIDTH))
+        shown = people.SHOWN_INCIDENTS if columns is people.INCIDENTS else columns
+        sys.stdout.write(render_rows(people.shorten_times(rows, shown), shown, "table", people.WIDTH))
     else:
         every = list(dict.fromkeys(name for row in rows for name in row)) or columns
         sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))

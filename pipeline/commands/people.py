@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from pipeline.api import tokens
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.incidents.handover import format_handover
-from pipeline.model.entity_names import entity_name
+from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso, iso
 
@@ -26,6 +27,10 @@ Rows = list[Mapping[str, Any]]
 WIDTH = 120
 """Columns of a table for people; the last column is cut to fit."""
 INCIDENTS = ("id", "severity", "state", "opened", "who", "cause", "summary")
+SHOWN_INCIDENTS = ("id", "severity", "state", "opened", "who", "summary")
+"""Columns for people: the title names the cause, and needs the width."""
+LATE_S = 120.0
+"""Age of the newest evaluated telemetry (s) that a list of incidents mentions. Chosen: a frame waits at most 40 s."""
 SILENCES = ("id", "kind", "state", "until", "author", "text", "reason")
 AUDIT = ("number", "time", "actor", "role", "origin", "outcome", "action", "target", "reason")
 SHARED = ("attribute", "value", "inside", "outside", "p_corrected", "separates")
@@ -40,20 +45,53 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
         if given.output != "table":
             return [found], ()
-        return [*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY
+        return wrap_comments([*_fact_rows(found), *found["history"], *_impact_rows(found)]), HISTORY
     state = f"?state={given.state}" if given.state else ""
-    rows = _get(config, f"/incidents{state}")["incidents"]
+    answer = _get(config, f"/incidents{state}")
+    rows = answer["incidents"]
+    if given.output == "table" and (late := describe_lateness(answer, time.time_ns() // 1000)):
+        sys.stderr.write(f"fleetpulse: {late}\n")
     kept = rows if given.state or given.all else [row for row in rows if row["resolved"] is None]
     return [_with_person(row) for row in kept], INCIDENTS
 
 
+def describe_lateness(answer: Mapping[str, Any], now: int) -> str:
+    """Returns why incidents may be missing from a list: nothing is evaluated, or only old telemetry; empty if not."""
+    if answer["unready"]:
+        return f"incidents may be missing: {'; '.join(answer['unready'])}"
+    if answer["judged"] is None:
+        return "incidents may be missing: no telemetry was evaluated yet"
+    late = (now - from_iso(answer["judged"])) / SECOND
+    if late <= LATE_S and not answer["stalled"]:
+        return ""
+    return (
+        f"incidents may be missing: telemetry is evaluated until {answer['judged'][:19]}Z, {short_duration(late)} ago"
+    )
+
+
+def wrap_comments(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Returns rows of a history with long comments on several lines, so that a table of WIDTH cuts none."""
+    used = sum(
+        max([len(name), *(len(str(row[name] or "")) for row in rows)]) + 2 for name in ("number", "kind", "actor")
+    )
+    room = max(20, WIDTH - used - len("2026-01-31 08:00:00  "))
+    found: Rows = []
+    for row in rows:
+        first, *more = textwrap.wrap(str(row["comment"] or ""), room) or [""]
+        found.append({**row, "comment": first})
+        found += [{**dict.fromkeys(row, ""), "comment": text} for text in more]
+    return found
+
+
 def _fact_rows(incident: Mapping[str, Any]) -> Rows:
-    """Returns title, cause with its confidence, and advice, as rows before the history, at the time of the onset."""
+    """Returns title, cause with its confidence, advice and runbook, as rows before the history, at the time of the
+    onset."""
     sure = incident["confidence"]
     facts = {
         "title": incident["summary"],
         "cause": entity_name(incident["cause"]) + ("" if sure is None else f", confidence {sure:.2f}"),
         "advice": incident["advice"] or "",
+        "runbook": incident["runbook_url"] or "",
     }
     row = {"number": "", "time": incident["onset"], "actor": ""}
     return [{**row, "kind": kind, "comment": text} for kind, text in facts.items() if text]

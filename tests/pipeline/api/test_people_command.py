@@ -12,9 +12,11 @@ import fleetpulse
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
+from pipeline.commands.people import describe_lateness
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.verbs import VERBS
 from pipeline.config.sections import Api, Config, Store
+from pipeline.model.records import from_iso
 from tests.pipeline.api.test_api_people import Service
 from tests.pipeline.living import LivingSite
 
@@ -98,8 +100,38 @@ def test_a_shift_by_the_command_line(site, run):
     ],
 )
 def test_where_there_is_nothing_a_command_says_of_what_and_programs_get_an_empty_list(run, words, said):
-    assert run(*words) == (0, "", f"fleetpulse: {said}\n")
+    code, out, err = run(*words)
+    assert (code, out, err.splitlines()[-1]) == (0, "", f"fleetpulse: {said}")
     assert run(*words, "--output", "json") == (0, "[]\n", "")
+
+
+NOW = from_iso("2026-01-31T08:10:00Z")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"judged": "2026-01-31T08:09:20.000000Z", "stalled": False, "unready": []}, ""),
+        ({"judged": None, "stalled": False, "unready": []}, "no telemetry was evaluated yet"),
+        (
+            {"judged": "2026-01-31T08:04:00.000000Z", "stalled": False, "unready": []},
+            "telemetry is evaluated until 2026-01-31T08:04:00Z, 6 min ago",
+        ),
+        ({"judged": None, "stalled": True, "unready": ["the store is full"]}, "the store is full"),
+    ],
+)
+def test_a_list_of_incidents_says_when_some_may_be_missing(answer, said):
+    found = describe_lateness(answer, NOW)
+    assert found == (f"incidents may be missing: {said}" if said else "")
+
+
+def test_a_history_shows_long_comments_in_full_on_several_lines(site, run):
+    page, text = site.report("gpu:n0.0"), " ".join(f"word{n}" for n in range(60))
+    run("comment", page, "--comment", text)
+    lines = run("incidents", "show", page)[1].splitlines()
+    begin = lines[0].index("comment")
+    assert text in " ".join(line[begin:] for line in lines)
+    assert not any("…" in line for line in lines)
 
 
 def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, monkeypatch):
