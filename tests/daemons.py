@@ -37,6 +37,12 @@ class Daemons:
                 raise self._failed(f"{what}: not ready after {limit:g} s; ended: {ended}{self.tails()}")
             time.sleep(0.1)
 
+    def kill(self, name: str) -> None:
+        """Kills one daemon with signal 9."""
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
     def tails(self) -> str:
         """The last lines of every log."""
         logs = sorted(self.folder.glob("*.log"))

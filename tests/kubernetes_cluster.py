@@ -123,6 +123,17 @@ class Cluster(DaemonCluster):
             *(f"--advertise-client-urls={etcd}", f"--listen-peer-urls={peers}", "--unsafe-no-fsync"),
             *(f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}", "--log-level=warn"),
         )
+        self.start_apiserver()
+        self._part("kube-controller-manager", *own, f"--controllers={','.join(CONTROLLERS)}")
+        self._part("kube-scheduler", *own, *as_user)
+        if self._kwok:
+            stages = f"--config={kubernetes_build.stages()}"
+            self._spawn("kwok", kubernetes_build.kwok(), *own[:2], stages, "--manage-all-nodes=true")
+        self.wait("namespace", lambda: not self._kubectl("get", "serviceaccount", "default").returncode)
+
+    def start_apiserver(self) -> None:
+        """Starts the API server, and waits until it is ready."""
+        etcd = f"http://127.0.0.1:{self._ports[1]}"
         self._part(
             *("kube-apiserver", f"--etcd-servers={etcd}", f"--secure-port={self._ports[0]}"),
             *("--bind-address=127.0.0.1", f"--cert-dir={self.ca.parent}", "--authorization-mode=RBAC"),
@@ -132,13 +143,14 @@ class Cluster(DaemonCluster):
             # no controller gives pods their service account here
             *("--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none"),
         )
-        self.wait("apiserver", lambda: self._kubectl("get", "--raw", "/readyz").stdout == "ok")
-        self._part("kube-controller-manager", *own, f"--controllers={','.join(CONTROLLERS)}")
-        self._part("kube-scheduler", *own, *as_user)
-        if self._kwok:
-            stages = f"--config={kubernetes_build.stages()}"
-            self._spawn("kwok", kubernetes_build.kwok(), *own[:2], stages, "--manage-all-nodes=true")
-        self.wait("namespace", lambda: not self._kubectl("get", "serviceaccount", "default").returncode)
+        self.wait("apiserver", self._is_ready)
+
+    def kill_apiserver(self) -> None:
+        """Kills the API server; its state is in etcd."""
+        self._daemons.kill("kube-apiserver")
+
+    def _is_ready(self) -> bool:
+        return self._kubectl("get", "--raw", "/readyz").stdout == "ok"
 
     def _part(self, name: str, *words: str) -> None:
         self._spawn(name, kubernetes_build.parts(), name, *words)

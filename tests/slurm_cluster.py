@@ -112,11 +112,13 @@ class Cluster(DaemonCluster):
         """Returns the folder in which our prolog writes on that node."""
         return self.folder / f"facts-{node}"
 
+    def kill_node(self, node: str) -> None:
+        """Kills all of a node with signal 9: slurmd and what runs there."""
+        self._daemons.kill(node)
+
     def kill_controller(self) -> None:
         """Kills slurmctld."""
-        controller = self._daemons.running.pop("slurmctld")
-        controller.kill()
-        controller.wait()
+        self._daemons.kill("slurmctld")
 
     def start_controller(self) -> None:
         """Starts slurmctld again with its state, and waits until it answers."""

@@ -76,6 +76,20 @@ class RestCluster(DaemonCluster):
             raise SlurmError(f"{words[0]}: status {done.returncode}: {done.stderr[-2000:]}{self._daemons.tails()}")
         return done.stdout
 
+    def kill_controller(self) -> None:
+        """Kills slurmctld; slurmrestd stays."""
+        self._daemons.kill("slurmctld")
+
+    def start_controller(self) -> None:
+        """Starts slurmctld again with its state, and waits until both nodes have registered."""
+        self._spawn("slurmctld", ("slurmctld", "-D"))
+        self._daemons.wait("slurmctld", self._has_all_nodes)
+
+    def _has_all_nodes(self) -> bool:
+        done = subprocess.run(self._words(("sinfo", "-h", "-N", "-o", "%T")), capture_output=True, text=True)
+        states = done.stdout.split()
+        return len(states) == 2 and not any("unk" in state or "*" in state for state in states)
+
     def token(self, seconds: int = 600) -> str:
         """Returns a line such as `scontrol token` prints."""
         return self.run("scontrol", "token", "username=root", f"lifespan={seconds}")

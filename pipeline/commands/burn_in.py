@@ -7,6 +7,7 @@ certified; what is reported here is in addition to their findings, under the nam
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -14,7 +15,6 @@ import duckdb
 
 from pipeline.commands.link_soak import read_rises
 from pipeline.commands.service import PipelineService
-from pipeline.engine.engine import Engine
 from pipeline.model.entity_names import TITLE_LENGTH, entity_name
 from pipeline.model.records import SECOND, Finding, Incident
 from pipeline.model.signals import CLASS_OF_KIND
@@ -31,6 +31,7 @@ SETTLE = 300 * SECOND
 MOST_NODES = 64
 """Nodes that are looked at. Chosen: more than a fleet of 100,000 GPUs repairs in a week."""
 DAY = 86_400 * SECOND
+_NEWEST = "SELECT signals, evidence FROM findings WHERE incident = $1 ORDER BY time DESC LIMIT 1"
 FIRST_ERRORS: Mapping[str, tuple[str, ...]] = {
     "gpu": (
         *("ecc_uncorrected", "rows_corrected", "rows_uncorrected", "pcie_replay_rollovers", "pcie_non_fatal"),
@@ -65,26 +66,35 @@ class BurnInWatch:
             with engine.lock:
                 topology, shown = engine.topology, list(engine.life.shown.values())
             found = find_first_errors(cursor, topology, released, now)
-        found += self._raise_tickets(engine, shown, released, now)
+            found += self._raise_tickets(cursor, shown, topology, released, now)
         if found:
             engine.apply(lambda desk: desk.observe_own(now, found), [], found)
         return bool(found)
 
     def _raise_tickets(
-        self, engine: Engine, shown: Iterable[Incident], released: Mapping[str, int], now: int
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        shown: Iterable[Incident],
+        topology: Topology,
+        released: Mapping[str, int],
+        now: int,
     ) -> list[Finding]:
-        """Returns one finding for each ticket that began in a burn-in; once, since a severity does not fall."""
+        """Returns one finding for each ticket that began in a burn-in; once, since a severity does not fall.
+
+        It has signals and evidence of the incident's newest finding, so that its page shows the same charts.
+        """
         shown = [i for i in shown if i.resolved is None]
         self._raised &= {incident.id for incident in shown}
         made = []
         for incident in shown:
-            node = engine.topology.ancestor_of_kind(incident.cause, "node") or ""
+            node = topology.ancestor_of_kind(incident.cause, "node") or ""
             due = incident.severity == "ticket" and incident.detector != DETECTOR and incident.id not in self._raised
             if due and incident.onset >= released.get(node.partition(":")[2], now + 1):
                 self._raised.add(incident.id)
-                made.append(
-                    _make(incident.cause, incident.onset, "page", incident.summary, {"raised": incident.id}, now)
-                )
+                row = cursor.execute(_NEWEST, [incident.id]).fetchone()
+                signals, evidence = (tuple(row[0]), json.loads(row[1])) if row else ((), {})
+                told = {**evidence, "detector": incident.detector}
+                made.append(_make(incident.cause, incident.onset, "page", incident.summary, told, now, signals))
         return made
 
 
@@ -102,13 +112,20 @@ def find_first_errors(
                 rose = {name: row[name] for name in columns if row.get(name, 0) > 0}
                 if rose:
                     said = ", ".join(f"{name.replace('_', ' ')} +{number:,.0f}" for name, number in rose.items())
-                    made.append(_make(entity, start, "ticket", f"{entity_name(entity)}: {said}", rose, now))
+                    text, signals = f"{entity_name(entity)}: {said}", tuple(f"{device_class}.{name}" for name in rose)
+                    made.append(_make(entity, start, "ticket", text, rose, now, signals))
     return made
 
 
 def _make(
-    entity: str, onset: int, level: Literal["page", "ticket"], text: str, evidence: Mapping[str, object], now: int
+    entity: str,
+    onset: int,
+    level: Literal["page", "ticket"],
+    text: str,
+    evidence: Mapping[str, object],
+    now: int,
+    signals: tuple[str, ...] = (),
 ) -> Finding:
     mark = " (burn-in)"
     title = text if text.endswith(mark) else text[: TITLE_LENGTH - len(mark)] + mark
-    return Finding(now, onset, entity, DETECTOR, level, 1.0, title, dict(evidence))
+    return Finding(now, onset, entity, DETECTOR, level, 1.0, title, dict(evidence), signals)

@@ -133,3 +133,26 @@ def test_names_and_reasons_from_outside_stay_words_of_one_command(site: Site, cl
     assert f"Reason={act.mark} alice x__ State=RESUME _(reboot) __" in shown
     assert site.now > SECOND
     assert Path(cluster.folder).is_dir()
+
+
+def test_among_64_nodes_a_job_loses_one_and_a_node_whose_slurmd_is_dead_is_held(
+    database: Database, tmp_path: Path
+) -> None:
+    with slurm_cluster.Cluster(tmp_path, 64) as large:
+        site = Site(large, database)
+        job = large.batch("sleep 600", "-N", "64", "--gres=gpu:4")
+        until(lambda: large.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 60)
+        large.kill_node("gpu042")
+        act = site.propose("hold", "gpu042")
+        assert act.plan is not None
+        shown = {guard.name: guard.now for guard in act.plan.guards}
+        assert shown["nodes_out_in_fleet"] == "1 of 64 nodes out from all causes"
+        assert shown["nodes_out_per_job"] == f"1 of 64 nodes of job {job}"
+        assert [(hit.job, hit.nodes, hit.gpus) for hit in act.plan.jobs] == [(job, 64, 256)]
+        assert act.plan.people == 2
+        site.approve(act)
+        site.settle(act, "verified")
+        assert f"Reason={act.mark}" in large.run("scontrol", "-o", "show", "node", "gpu042")
+        second = site.propose("hold", "gpu007")
+        assert second.plan is not None
+        assert [guard.name for guard in second.plan.failing] == ["nodes_out_per_job"]
