@@ -193,7 +193,8 @@ class Play:
 
     def propose(self, verb: str, *nodes: str) -> str:
         """Alice proposes; the executor plans."""
-        body = {"verb": verb, "targets": [f"node:{node}" for node in nodes], "reason": "corrupts data"}
+        reason = "repaired" if verb == "release" else "corrupts data"
+        body = {"verb": verb, "targets": [f"node:{node}" for node in nodes], "reason": reason}
         status, act = self.served.call("POST", "/acts", body, token="dashboard", person="alice")
         assert status == 200, act
         self.work()
