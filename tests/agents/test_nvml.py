@@ -205,7 +205,7 @@ def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
 def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
     found = machine.run([("open", "n1"), ("inventory", None)], "gpus 2", "links 2")[1]
     parents, attributes = found["gpu:n1.1"]
-    assert parents == ["node:n1"]
+    assert parents == ["node:n1", "clique:01020304-0506-0708-090a-0b0c0d0e0f10.32766", "chassis:SN1234567890"]
     assert attributes == {
         "driver": "590.48.01",
         "pci": "0000:18:00.0",
@@ -236,7 +236,8 @@ def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
 
 
 def test_a_gpu_in_no_known_chassis_has_a_module_and_no_slot(machine: Machine) -> None:
-    attributes = machine.run([("open", "n1"), ("inventory", None)], "gpus 1", "chassis 0")[1]["gpu:n1.0"][1]
+    parents, attributes = machine.run([("open", "n1"), ("inventory", None)], "gpus 1", "chassis 0")[1]["gpu:n1.0"]
+    assert [e for e in parents if e.startswith("chassis:")] == []
     assert attributes["module_id"] == 1
     assert attributes.keys().isdisjoint({"slot", "tray", "host_id", "peer_type", "chassis_serial", "ib_guid"})
 

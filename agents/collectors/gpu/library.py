@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agents.collector import NoData
@@ -220,6 +220,17 @@ class GpuAttributes:
             return get(*arguments)
         except (self._nvml.NVMLError, UnicodeDecodeError):
             return None
+
+
+def platform_parents(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the NVLink clique and the chassis that the attributes of a GPU name.
+
+    A clique is named as the Kubernetes label `nvidia.com/gpu.clique` names it: UUID of the NVLink domain, clique.
+    """
+    domain, clique = attributes.get("cluster_uuid"), attributes.get("clique")
+    serial = str(attributes.get("chassis_serial") or "").strip()
+    known = () if domain is None or clique is None else (f"clique:{domain}.{clique}",)
+    return (*known, f"chassis:{serial}") if serial else known
 
 
 def _named_value(key: str, names: tuple[str, ...], number: int | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, SamplingSchedule, wall_clock
 from agents.collectors.gpu.calls import count_links
-from agents.collectors.gpu.library import GpuAttributes, NvmlLibrary, NvmlUnavailable
+from agents.collectors.gpu.library import GpuAttributes, NvmlLibrary, NvmlUnavailable, platform_parents
 from agents.collectors.gpu.sampler import GPU_SIGNALS, LINK_SIGNALS, PROCESSES_INTERVAL, GpuSampler, SlowCall
 from agents.collectors.gpu.slots import (
     GpuSlot,
@@ -110,12 +110,14 @@ class Nvml(Collector):
         return tuple(self._readings(due, events))
 
     def inventory(self) -> Mapping[str, Device]:
-        """Returns the GPUs with driver and device attributes, and their NVLinks."""
+        """Returns the GPUs with driver and device attributes, below their node, NVLink clique and chassis, and their
+        NVLinks."""
         found: dict[str, Device] = {}
         whole = self._attributes.driver_attributes()
         for place in self._slots.slots:
             self._read_attributes(place)
-            found[self._gpu_entity(place)] = Device((f"node:{self._node}",), whole | place.attributes)
+            above = (f"node:{self._node}", *platform_parents(place.attributes))
+            found[self._gpu_entity(place)] = Device(above, whole | place.attributes)
             for link in range(place.links or 0):
                 found[f"nvlink:{self._node}.{place.index}.{link}"] = Device(
                     (self._gpu_entity(place), f"node:{self._node}")
