@@ -101,6 +101,11 @@ def restrict_access(connection: duckdb.DuckDBPyConnection, store: Path) -> None:
     connection.execute("SET GLOBAL lock_configuration = true")
 
 
+def list_classes(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """The classes that have sealed files."""
+    return {name for (name,) in connection.execute("SELECT DISTINCT class FROM sealed WHERE step = 0").fetchall()}
+
+
 def list_files(
     connection: duckdb.DuckDBPyConnection,
     device_class: str,

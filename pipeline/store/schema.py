@@ -25,7 +25,7 @@ import duckdb
 
 from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
-from pipeline.store import history_files, job_membership, topology_lines
+from pipeline.store import history_files, job_membership, older_schemas, topology_lines
 
 SCHEMA_VERSION = 4
 RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
@@ -177,24 +177,6 @@ UNION SELECT b.entity, a.entity FROM port a JOIN port b ON a.far = b.own
 UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND a.far_number = b.number"""
 """The ends of each cable, one row per end, paired by GUID as in pipeline/model/links.py."""
 
-
-_FROM_1 = """
-INSERT INTO partition_offset
-SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL
-"""
-
-
-_FROM_3 = """
-ALTER TABLE mutes ADD COLUMN IF NOT EXISTS ended_by VARCHAR;
-INSERT OR IGNORE INTO silences
-SELECT id, 'mute', to_json(list_filter([
-           {name: 'detector', value: detector, isRegex: false, isEqual: true},
-           {name: 'scope', value: scope, isRegex: false, isEqual: true}], lambda m: m.value <> '*')),
-       since, "until", "user", reason, since, coalesce(ended, since), coalesce(ended_by, "user"), 1, ended, ended_by,
-       'mutes'
-FROM mutes;
-DROP TABLE mutes"""
-"""Mutes became silences."""
 _MUTES = """
 CREATE OR REPLACE VIEW mutes AS
 SELECT id, coalesce(list_filter(m, lambda x: x.name = 'detector')[1].value, '*') AS detector,
@@ -212,16 +194,19 @@ def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str,
     if (folder := history_files.folder_of(connection)) is not None:
         history_files.match_files(connection, folder, new=not found)
     if found == 1:
-        connection.execute(_FROM_1)
+        connection.execute(older_schemas.FROM_1)
     if 0 < found < 4 and "mutes" in {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}:
-        connection.execute(_FROM_3)
+        connection.execute(older_schemas.FROM_3)
     connection.execute(_MUTES)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     have = _signal_columns(connection)
     for table in (name for name in have if name.startswith("hot_")):
         connection.execute(f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS late BOOLEAN')
+    sealed = history_files.list_classes(connection)
     for device_class in CLASSES:
-        _ensure_class(connection, device_class, signals_of_class(device_class, catalogue), have)
+        signals = signals_of_class(device_class, catalogue)
+        _ensure_class(connection, device_class, signals, have, device_class in sealed)
+    _mark_layouts(connection, CLASSES)
     _create_entities_view(connection)
     _create_late_rows_view(connection, list_hot_tables(connection))
     connection.execute(_LINKS)
@@ -234,8 +219,7 @@ def check_version(connection: duckdb.DuckDBPyConnection) -> int:
     """The schema version of the file, 0 if it is empty. Raises UsageError if it is newer or of another program."""
     tables = {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}
     columns = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'meta'"
-    ours = {("key",), ("value",)} <= set(connection.execute(columns).fetchall())
-    if tables and not ours:
+    if tables and not {("key",), ("value",)} <= set(connection.execute(columns).fetchall()):
         raise UsageError(
             f"store: is a DuckDB file of another program (tables {', '.join(sorted(tables)[:3])}); set another "
             "[store] path"
@@ -255,17 +239,23 @@ def check_version(connection: duckdb.DuckDBPyConnection) -> int:
 def ensure_class(connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal]) -> None:
     """Creates tables and view of a device class with at least these signals; a new signal is a new column."""
     _ensure_class(connection, device_class, signals, _signal_columns(connection))
+    _mark_layouts(connection, [device_class])
 
 
 def _ensure_class(
-    connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal], have: Mapping[str, list[str]]
+    connection: duckdb.DuckDBPyConnection,
+    device_class: str,
+    signals: Iterable[Signal],
+    have: Mapping[str, list[str]],
+    sealed: bool = True,
 ) -> None:
+    """Creates tables and views of a class. sealed: whether it may have sealed files. `_mark_layouts` must follow."""
     hot, latest = f"hot_{device_class}", f"latest_{device_class}"
     types = {signal.column: SQL_TYPES[signal.type] for signal in signals}
     _create_or_widen(connection, hot, _HOT_KEY, types, have)
     _create_or_widen(connection, latest, _LATEST_KEY, types, have)
     have = {**have, hot: list(dict.fromkeys([*have.get(hot, ()), *types]))}
-    _create_class_view(connection, device_class, have)
+    _create_class_view(connection, device_class, have, sealed)
 
 
 _HOT_KEY, _LATEST_KEY = "device INTEGER NOT NULL, late BOOLEAN", "device INTEGER NOT NULL PRIMARY KEY"
@@ -280,8 +270,8 @@ def _create_or_widen(
 ) -> None:
     """Creates a table of rows by time with these columns (SQL types), or adds those that it lacks."""
     if table in have:
-        new = [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {columns[c]};' for c in columns if c not in have[table]]
-        connection.execute("".join(new) or "SELECT 1")
+        if new := [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {columns[c]};' for c in columns if c not in have[table]]:
+            connection.execute("".join(new))
     else:
         more = "".join(f', "{column}" {kind}' for column, kind in columns.items())
         connection.execute(f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, {key}{more})')
@@ -293,6 +283,7 @@ def create_hot_table(connection: duckdb.DuckDBPyConnection, table: str, columns:
     _create_or_widen(connection, table, _HOT_KEY, columns, have)
     have[table] = list(dict.fromkeys([*have.get(table, ()), *columns]))
     _create_class_view(connection, device_class, have)
+    _mark_layouts(connection, [device_class])
     _create_late_rows_view(connection, have)
 
 
@@ -300,9 +291,11 @@ def drop_hot_tables(connection: duckdb.DuckDBPyConnection, tables: Iterable[str]
     """Drops hot tables of sets of signals; their rows are lost."""
     dropped = sorted(tables)
     left = {table: columns for table, columns in _signal_columns(connection).items() if table not in dropped}
-    for device_class in {class_of_table(table) for table in dropped}:
+    classes = {class_of_table(table) for table in dropped}
+    for device_class in classes:
         _create_class_view(connection, device_class, left)
     if dropped:
+        _mark_layouts(connection, classes)
         _create_late_rows_view(connection, left)
     for table in dropped:
         connection.execute(f'DROP TABLE "{table}"')
@@ -322,9 +315,9 @@ def list_hot_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def _create_class_view(
-    connection: duckdb.DuckDBPyConnection, device_class: str, have: Mapping[str, Sequence[str]]
+    connection: duckdb.DuckDBPyConnection, device_class: str, have: Mapping[str, Sequence[str]], sealed: bool = True
 ) -> None:
-    """Creates the view of a class over all its hot tables. have: columns of each table."""
+    """Creates the views of a class over all its hot tables and sealed files. have: columns of each table."""
     columns = have[f"hot_{device_class}"]
     each = " UNION ALL BY NAME ".join(
         f'SELECT time, device{"".join(f", {chr(34)}{c}{chr(34)}" for c in have[table])} FROM "{table}"'
@@ -335,8 +328,17 @@ def _create_class_view(
         f'CREATE OR REPLACE VIEW "recent_{device_class}" AS SELECT h.time, d.entity{names} '
         f"FROM ({each}) h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
     )
-    connection.execute("INSERT OR REPLACE INTO meta VALUES ($1, $2)", [_layout_key(device_class), secrets.token_hex(8)])
-    show_sealed(connection, device_class)
+    if sealed:
+        show_sealed(connection, device_class)
+    else:
+        connection.execute(f'CREATE OR REPLACE VIEW "{device_class}" AS FROM "recent_{device_class}"')
+
+
+def _mark_layouts(connection: duckdb.DuckDBPyConnection, classes: Iterable[str]) -> None:
+    """Makes layouts that were read before invalid; one statement: each takes 4 ms of CPU, and all classes 5 ms."""
+    rows = [value for device_class in classes for value in (_layout_key(device_class), secrets.token_hex(8))]
+    places = ", ".join(["(?, ?)"] * (len(rows) // 2))
+    connection.execute(f"INSERT OR REPLACE INTO meta VALUES {places}", rows)
 
 
 def show_sealed(connection: duckdb.DuckDBPyConnection, device_class: str) -> None:
