@@ -97,6 +97,7 @@ def test_what_it_still_sends_is_stored_and_counted_and_not_evaluated(fleet):
     assert fleet.incidents() == []
 
 
+@pytest.mark.slow
 def test_it_is_kept_over_restarts_and_returned_only_by_a_person(fleet):
     backend(fleet).decommission_node("n5", "ada", REASON)
     fleet.restart()

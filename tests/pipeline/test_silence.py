@@ -196,6 +196,7 @@ def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: SilenceP
     assert line.incidents()[-1] == ("site:local", "page", "open")
 
 
+@pytest.mark.slow
 def test_a_node_that_stays_silent_when_its_site_returns_is_a_separate_incident(line: SilencePipeline) -> None:
     """It was once a member of the page of the whole site, although the site was no longer silent."""
     line.run(60, *NODES)
