@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 
 from pipeline.acts.act import VERBS
@@ -17,6 +18,7 @@ from pipeline.acts.adapters import make_adapter
 from pipeline.acts.adapters.adapter import Adapter
 from pipeline.acts.executor import Executor
 from pipeline.acts.remote import RemoteBoard
+from pipeline.commands.known_nodes import find_scheduler
 from pipeline.config.sections import Config
 from pipeline.model.errors import FleetpulseError
 from pipeline.runtime import logs
@@ -40,8 +42,10 @@ def make_executor(config: Config) -> Executor:
         find(name)
     scheduler = next(name for name in SCHEDULERS if name in used or name == "noop")
     clock = lambda: time.time_ns() // 1000  # noqa: E731
+    token_file = config.executor.token_file or config.api.token_file
+    nodes = find_scheduler(find(scheduler), replace(config, api=replace(config.api, token_file=token_file)))
     board = RemoteBoard(config)
-    return Executor(board, acts, find(scheduler), lambda verb: find(acts.adapter_of(verb)), clock, config.executor.name)
+    return Executor(board, acts, nodes, lambda verb: find(acts.adapter_of(verb)), clock, config.executor.name)
 
 
 def run(config: Config) -> int:

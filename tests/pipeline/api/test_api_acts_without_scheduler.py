@@ -1,0 +1,60 @@
+"""A site without a scheduler: dry runs over the nodes of the pipeline, and nothing that takes nodes out of service."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.acts.adapters.noop import Noop
+from pipeline.commands.executor import make_executor
+from pipeline.commands.known_nodes import KnownNodes, find_scheduler, needs_scheduler
+from pipeline.config.acts import Acts
+from pipeline.http import client
+from pipeline.model.errors import Unreachable
+from tests.pipeline.api.test_api_acts import Served
+
+FLEET = {"nodes": [{"entity": "node:n03"}, {"entity": "node:n04"}]}
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    made = Served(tmp_path, monkeypatch)
+    monkeypatch.setattr(client, "get", lambda config, path: (200, FLEET))
+    yield made
+    made.close()
+
+
+def test_a_fresh_install_shows_a_whole_plan_and_the_dry_run_ends_executed(served):
+    served.board.config = Acts()
+    config = replace(served.config, acts=Acts())
+    executor = make_executor(config)
+    executor.clock = lambda: served.site.now
+    body = {"verb": "hold", "targets": ["node:n03"], "reason": "fault"}
+    made = served.call("POST", "/acts", body, token="dashboard", person="alice")[1]
+    executor.run_once()
+    act = served.board.find(made["id"])
+    assert (act.state, act.mode) == ("awaiting_approval", "dry-run")
+    assert {guard.name: guard.now for guard in act.plan.guards}[
+        "nodes_out_in_fleet"
+    ] == "1 of 2 nodes out from all causes"
+    served.approve(served.call("GET", f"/acts/{act.id}")[1], token="dashboard", person="bob")
+    executor.run_once()
+    assert served.board.find(act.id).state == "executed"
+    unknown = served.call("POST", "/acts", {**body, "targets": ["node:n99"]}, token="dashboard", person="alice")[1]
+    executor.run_once()
+    assert "known_node" in served.board.find(unknown["id"]).result["reason"]
+
+
+@pytest.mark.parametrize("verb", ["hold", "release", "evict", "reset", "reboot"])
+def test_what_takes_nodes_out_is_never_judged_without_a_scheduler(verb, served):
+    acts = Acts(**{verb: "on"}, adapter="webhook")
+    assert needs_scheduler(acts)
+    plain = Noop(acts)
+    assert find_scheduler(plain, replace(served.config, acts=acts)).read_state(0).nodes == {}
+
+
+def test_an_api_that_does_not_answer_is_no_empty_fleet(served, monkeypatch):
+    monkeypatch.setattr(client, "get", lambda config, path: (503, {}))
+    with pytest.raises(Unreachable, match="HTTP 503"):
+        KnownNodes(served.config).read_state(0)
