@@ -6,7 +6,7 @@ Values are in wire type: files contain exactly the sent values. The calendar add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from agents.sim.chunk import Chunk
 from agents.sim.effects import Effects, EventTime, PlannedEvent
 from agents.sim.fault_plan import FaultPlan, truth_lines
-from agents.sim.layout import FACILITY, Layout
+from agents.sim.layout import Layout
 from agents.sim.physics.canary import Canaries
 from agents.sim.physics.instruments import Instruments
 from agents.sim.physics.jobs import collective_share
@@ -68,9 +68,11 @@ class Calendar:
     def __init__(self, layout: Layout, schedule: Schedule) -> None:
         self.layout, self.schedule = layout, schedule
         self._hardware = layout.inventory()
+        self._node_sets: dict[tuple[str, float], set[int]] = {}  # of the allocations of one block
 
     def add_events(self, effects: Effects, allocations: Sequence[Allocation]) -> None:
         """Adds the events of the block."""
+        self._node_sets = {}
         moments: dict[float, set[int]] = {}
         hour = float(np.floor(effects.until / INVENTORY_EVERY)) * INVENTORY_EVERY
         if effects.contains(hour):
@@ -82,21 +84,28 @@ class Calendar:
                 if effects.contains(moment):
                     moments.setdefault(moment, set()).update(add(allocation, effects))
         for moment in sorted(moments):
+            running = self._running(moment)
             for sender in sorted(moments[moment]):
-                self._inventory(moment, sender, effects)
+                self._inventory(moment, sender, running.get(sender, ()), effects)
 
-    def _inventory(self, moment: float, sender: int, effects: Effects) -> None:
-        known = dict(self._hardware[sender])
+    def _running(self, moment: float) -> dict[int, list[Allocation]]:
+        """Returns node -> the allocations with ranks on it."""
+        found: dict[int, list[Allocation]] = {}
         for allocation in self.schedule.allocations_within(moment - 1e-6, moment):
             if allocation.begin <= moment < allocation.end:
-                known |= self._ranks_there(allocation, sender)
+                for node in self._nodes(allocation):
+                    found.setdefault(node, []).append(allocation)
+        return found
+
+    def _inventory(self, moment: float, sender: int, running: Iterable[Allocation], effects: Effects) -> None:
+        known = dict(self._hardware[sender])
+        for allocation in running:
+            known |= self._ranks_there(allocation, sender)
         entity = f"node:{self.layout.sender_names[sender]}"
         effects.add_event(moment, entity, "inventory", sender, entities=known)
 
     def _ranks_there(self, allocation: Allocation, sender: int) -> dict[str, dict[str, object]]:
         """Returns the ranks of an allocation on one node with their stages and job."""
-        if self.layout.sender_names[sender] == FACILITY or sender not in self._nodes(allocation):
-            return {}
         found: dict[str, dict[str, object]] = {allocation.job.entity: {"parents": [], "attributes": {}}}
         for rank, parents in self._of_node(allocation, sender).items():
             found |= {stage: {"parents": [allocation.job.entity], "attributes": {}} for stage in parents[:-2]}
@@ -129,7 +138,10 @@ class Calendar:
         return nodes
 
     def _nodes(self, allocation: Allocation) -> set[int]:
-        return set(self.layout.node_of_gpu[allocation.gpus].tolist())
+        key = allocation.job.entity, allocation.begin
+        if key not in self._node_sets:
+            self._node_sets[key] = set(self.layout.node_of_gpu[allocation.gpus].tolist())
+        return self._node_sets[key]
 
     def _of_node(self, allocation: Allocation, node: int) -> dict[str, tuple[str, ...]]:
         """Returns the ranks of an allocation on one node."""

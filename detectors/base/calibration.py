@@ -57,6 +57,7 @@ _BODY = 20.0  # times more often passed is the level where the tail begins: e**3
 _SURGE = 3.0  # times the usual passings of a block that count at most, until most blocks have more; chosen
 _LASTING = 5  # blocks, of which most must have more; chosen: a rack fails within one or two
 _SETTLED = 6.0  # blocks from which there is a usual
+_HOLE = 1e-9  # passings of a level that no stream stopped at, so that its logarithm is a number
 _CURVED = 30.0  # passings that the curvature of the tail is shrunk by; chosen
 _IN_CONDITION = np.uint8(255)  # a block that ended with a condition: the next one is not quiet
 _UNJUDGED = -1.0
@@ -150,7 +151,7 @@ def tail_factor(passed: Floats, blocks: float, target: float) -> float | None:
     if not len(known):
         return LEAST if blocks * _FAULTS >= _ENOUGH else None
     first = int(known[passed[known] >= min(_RARE * blocks, passed[known].max())][-1])
-    return min(_extrapolated(passed, blocks, target, high) for high in range(first, int(known[-1]) + 1))
+    return min(_extrapolated(passed, blocks, target, int(high)) for high in known[known >= first])
 
 
 def _extrapolated(passed: Floats, blocks: float, target: float, high: int) -> float:
@@ -172,7 +173,8 @@ def _tail_power(passed: Floats, low: int, high: int) -> float:
     if high - low < 3:
         return 1.0
     edges = _EDGES[[low, middle, high]]
-    falls = np.log(passed[[low, middle]] / passed[[middle, high]])
+    there = np.maximum(passed, _HOLE)
+    falls = np.log(there[[low, middle]] / there[[middle, high]])
     if falls.min() <= 0:  # the flat part is where the tail begins, or where it ends
         return 2.0 if falls[0] <= 0 else 0.5
     slopes, centres = falls / np.diff(edges), (edges[1:] + edges[:-1]) / 2

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.topology_index import per_device_topology
+from detectors.base.topology_index import find_positions, per_device_topology
+from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import Frame
-from pipeline.model.topology import Topology
+from pipeline.model.topology import WORK, Topology
 
 Key = tuple[int, ...]
 OWN = frozenset(
@@ -91,6 +92,7 @@ class Peers:
 
     def __init__(self, *rungs: tuple[str, ...], least: int = 8) -> None:
         self.rungs, self.least = rungs, least
+        self._terms: dict[str, _Terms] = {}  # device class -> of its entities
 
     def groups(self, frame: Frame) -> NDArray[np.int32]:
         """Returns (N,) cohort of each entity; the same array until topology or fleet change."""
@@ -107,20 +109,53 @@ class Peers:
 
     @per_device_topology
     def _numbered(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
+        terms = self._terms.setdefault(frame.device_class, _Terms(self.rungs))
         groups, names = np.full(len(frame.entities), -1, np.int32), list[str]()
-        for rung in self.rungs:
-            members: dict[tuple[object, ...], list[int]] = {}
-            for i in np.flatnonzero(groups < 0).tolist():
-                if (key := _terms(frame.topology, frame.entities[i], rung)) is not None:
-                    members.setdefault(key, []).append(i)
-            for key, found in members.items():
-                if len(found) >= self.least:
-                    groups[found] = len(names)
-                    names.append(", ".join(map(str, key)))
+        for keys, numbers in terms.read(frame):
+            mine = np.flatnonzero((groups < 0) & (numbers >= 0))
+            count = np.bincount(numbers[mine], minlength=len(keys))
+            first = np.full(len(keys), len(numbers))
+            first[numbers[mine[::-1]]] = mine[::-1]
+            found = np.flatnonzero((count >= self.least) & (count > 0))
+            found = found[np.argsort(first[found])]  # in order of their first members
+            group = np.full(len(keys), -1, np.int32)
+            group[found] = np.arange(len(names), len(names) + len(found))
+            groups[mine] = group[numbers[mine]]
+            names += [", ".join(map(str, keys[i])) for i in found.tolist()]
         return groups, names
 
 
-def _terms(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[object, ...] | None:
+class _Terms:
+    """The values of the terms of each rung of the entities of a class. Of ranks, those that changed are read."""
+
+    def __init__(self, rungs: tuple[tuple[str, ...], ...]) -> None:
+        self._rungs = rungs
+        self._keys: list[dict[tuple[object, ...], int]] = []  # by rung: values -> their number
+        self._numbers = np.empty((len(rungs), 0), np.int32)
+        self._changes = RankChanges()
+
+    def __reduce__(self) -> tuple[type[_Terms], tuple[tuple[tuple[str, ...], ...]]]:
+        return _Terms, (self._rungs,)
+
+    def read(self, frame: Frame) -> list[tuple[list[tuple[object, ...]], NDArray[np.int32]]]:
+        """Returns for each rung the known values, and the (N,) number among them of each entity; -1: one is missing."""
+        size = len(frame.entities)
+        changed = self._changes.read(frame.topology) if frame.device_class in WORK else None
+        if changed is None or size < self._numbers.shape[1]:
+            self._keys, self._numbers = [{} for _ in self._rungs], np.empty((len(self._rungs), 0), np.int32)
+            changed = ()
+        before = self._numbers.shape[1]
+        self._numbers = np.pad(self._numbers, ((0, 0), (0, size - before)), constant_values=-1)
+        at = find_positions(frame) if changed else {}
+        again = {i for entity in changed if 0 <= (i := at.get(entity, -1)) < before}
+        for i in (*again, *range(before, size)):
+            for rung, (terms, keys) in enumerate(zip(self._rungs, self._keys, strict=True)):
+                key = _find_values(frame.topology, frame.entities[i], terms)
+                self._numbers[rung, i] = -1 if key is None else keys.setdefault(key, len(keys))
+        return [(list(keys), numbers) for keys, numbers in zip(self._keys, self._numbers, strict=True)]
+
+
+def _find_values(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[object, ...] | None:
     """Returns the values of the terms of a rung; None if one is missing."""
     found: list[object] = []
     for term in rung:
@@ -138,14 +173,28 @@ def _attribute(topology: Topology, entity: str, name: str) -> object | None:
 
 
 class AncestorIndex:
-    """Where the ancestor of one kind of each entity is in the frame of another class."""
+    """Where the ancestor of one kind of each entity is in the frame of another class. Of ranks, those that changed are
+    looked up."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self._found = np.empty(0, np.int32)
+        self._known: tuple[str, str, int] = "", "", 0
+        self._changes = RankChanges()
 
     @per_device_topology
     def positions(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
         """Returns (N,) position in `other`; -1 where there is none."""
-        at = {e: i for i, e in enumerate(other.entities)}
-        above = (frame.topology.ancestor_of_kind(e, self.kind) for e in frame.entities)
-        return np.array([at.get(a, -1) if a else -1 for a in above], np.int32)
+        key, size = (frame.device_class, other.device_class, len(other.entities)), len(frame.entities)
+        changed = self._changes.read(frame.topology) if frame.device_class in WORK else None
+        before = len(self._found)
+        if changed is None or key != self._known or size < before:
+            changed, before, self._known = (), 0, key
+        mine = find_positions(frame) if changed else {}
+        found, at = np.full(size, -1, np.int32), find_positions(other)
+        found[:before] = self._found[:before]
+        for i in (*(i for e in changed if 0 <= (i := mine.get(e, -1)) < before), *range(before, size)):
+            above = frame.topology.ancestor_of_kind(frame.entities[i], self.kind)
+            found[i] = at.get(above, -1) if above else -1
+        self._found = found
+        return found

@@ -7,7 +7,8 @@ A detector keeps its own Gates, updated with the frames that it gets. What they 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,12 @@ class Gates(State):
     _changed: dict[str, int] = notes()  # entity -> when versions changed or it was reset
     _started: dict[str, int] = notes()  # job -> its newest job_start, which may be of one node only
     _ended: dict[str, int] = notes()  # job -> its newest job_end
+    _oldest: int = field(default=0, init=False, repr=False)  # no time that is remembered is before
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `State.restore`."""
+        super().restore(state)
+        self._oldest = 0
 
     def update(self, frames: Mapping[str, Frame]) -> int | None:
         """Reads the events of an instant; returns its time, None without a frame."""
@@ -51,7 +58,9 @@ class Gates(State):
         at = min(event.time, now)  # an event dated far ahead would gate until then
         if event.kind == "maintenance_start":
             self._begin_work(event, now)
-        elif event.kind == "maintenance_end":
+            return
+        self._oldest = min(self._oldest, at)
+        if event.kind == "maintenance_end":
             self._working.pop(event.entity, None)
             self._worked[event.entity] = at
         else:
@@ -66,10 +75,15 @@ class Gates(State):
 
     def _drop_old(self, time: int) -> None:
         for entity in [e for e, until in self._working.items() if until < time]:
-            self._worked[entity] = self._working.pop(entity)
+            self._worked[entity] = ended = self._working.pop(entity)
+            self._oldest = min(self._oldest, ended)
+        if time - self._oldest <= _REMEMBERED:
+            return
+        self._oldest = time
         for known in (self._worked, self._changed, self._started, self._ended):
             for entity in [e for e, at in known.items() if time - at > _REMEMBERED]:
                 del known[entity]
+            self._oldest = min([self._oldest, *known.values()])
 
     def in_maintenance(self, entity: str, topology: Topology, time: int, settles: int = SETTLES) -> bool:
         """Returns whether it, or something that it is part of, is in maintenance or was less than `settles` us ago."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from detectors.base.findings import OpenConditions, build_finding, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.job_index import JobIndex
 from detectors.base.state import State, notes
 from detectors.base.streams import LEAST_COHORT, LIFT, LINGERS, MOST, Step
-from detectors.base.topology_index import JobIndex
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of

@@ -1,16 +1,14 @@
 """Results that depend on the topology, computed once, and indexes over the topology.
 
 `per_topology` caches the result of a method until a topology or the number of entities changes; `per_device_topology`
-keeps it while jobs come and go. The indexes answer where devices are in a frame, what is above and below them, and
-which jobs run on GPUs.
+keeps it while jobs come and go. The indexes answer where devices are in a frame, and what is above and below them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -170,82 +168,6 @@ class FramePositions:
         return float(column[at]) if 0 <= at < len(column) else float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class _Jobs:
-    ranks: Mapping[str, Mapping[str, str]]
-    on: Mapping[str, str]
-    of_node: Mapping[str, str]
-    gpus: Mapping[str, frozenset[str]]
-
-
-class JobIndex:
-    """The job of the rank on each GPU, and the GPUs of each node. All indexes share what they find in a topology."""
-
-    _found: ClassVar[WeakKeyDictionary[Topology, tuple[int, _Jobs]]] = WeakKeyDictionary()
-
-    def jobs_by_gpu(self, topology: Topology) -> Mapping[str, str]:
-        """Returns GPU -> job on it, where one is known."""
-        return self._jobs(topology).on
-
-    def jobs_by_node(self, topology: Topology) -> Mapping[str, str]:
-        """Returns node -> the job of all its ranks, where there is one."""
-        return self._jobs(topology).of_node
-
-    def ranks_by_gpu(self, topology: Topology) -> Mapping[str, Mapping[str, str]]:
-        """Returns GPU -> ancestors by kind of the rank on it; of several ranks on one GPU the last named."""
-        return self._jobs(topology).ranks
-
-    def job_on(self, gpu: str, topology: Topology) -> str | None:
-        """Returns the job on a GPU; None if none is known."""
-        return self._jobs(topology).on.get(gpu)
-
-    def job_of_node(self, node: str, topology: Topology) -> str | None:
-        """Returns the job of all ranks of a node; None if it has none, or several."""
-        return self._jobs(topology).of_node.get(node)
-
-    def gpus_of(self, node: str, topology: Topology) -> frozenset[str]:
-        """Returns the GPUs of a node."""
-        return self._jobs(topology).gpus.get(node, frozenset())
-
-    def _jobs(self, topology: Topology) -> _Jobs:
-        known = self._found.get(topology)
-        if known is None or known[0] != topology.version:
-            known = self._found[topology] = topology.version, _find_jobs(topology)
-        return known[1]
-
-
-def _find_jobs(topology: Topology) -> _Jobs:
-    node_of, gpus = _find_gpus(topology)
-    ranks: dict[str, Mapping[str, str]] = {}
-    jobs: dict[str, str] = {}
-    of_node: dict[str, set[str]] = {}
-    for entity in topology.parents:
-        if entity.startswith("rank:") and (gpu := (around := topology.nearest_ancestors(entity)).get("gpu")):
-            ranks[gpu] = around
-            if job := around.get("job"):
-                jobs[gpu] = job
-                of_node.setdefault(node_of.get(gpu, ""), set()).add(job)
-    single = {node: min(found) for node, found in of_node.items() if node and len(found) == 1}
-    return _Jobs(ranks, jobs, single, gpus)
-
-
-_Gpus = tuple[Mapping[str, str], Mapping[str, frozenset[str]]]
-_gpus: WeakKeyDictionary[Topology, tuple[int, _Gpus]] = WeakKeyDictionary()
-
-
-def _find_gpus(topology: Topology) -> _Gpus:
-    """Returns GPU -> its node, and node -> its GPUs, which stay while jobs come and go."""
-    known = _gpus.get(topology)
-    if known is None or known[0] != topology.device_version:
-        found = ((e, topology.ancestor_of_kind(e, "node")) for e in topology.parents if e.startswith("gpu:"))
-        node_of = {gpu: node for gpu, node in found if node}
-        gpus: dict[str, set[str]] = {}
-        for gpu, node in node_of.items():
-            gpus.setdefault(node, set()).add(gpu)
-        known = _gpus[topology] = topology.device_version, (node_of, {n: frozenset(g) for n, g in gpus.items()})
-    return known[1]
-
-
 _nodes: WeakKeyDictionary[Topology, dict[str, tuple[tuple[int, int], list[str]]]] = WeakKeyDictionary()
 
 
@@ -279,10 +201,13 @@ _positions: WeakKeyDictionary[Topology, dict[str, tuple[Sequence[str], dict[str,
 
 def find_positions(frame: Frame) -> Mapping[str, int]:
     """Returns the position of each entity of a frame; all detectors share it."""
-    of_class = _positions.setdefault(frame.topology, {})
+    of_class, entities = _positions.setdefault(frame.topology, {}), frame.entities
     known = of_class.get(frame.device_class)
-    if known is None or (known[0] is not frame.entities and known[0] != frame.entities):
-        known = of_class[frame.device_class] = frame.entities, {e: i for i, e in enumerate(frame.entities)}
+    if known is None or (known[0] is not entities and known[0] != entities):
+        size = len(known[0]) if known is not None and known[0] == entities[: len(known[0])] else 0
+        at = known[1] if known is not None and size else {}  # a class usually only grows
+        at.update(zip(entities[size:], range(size, len(entities)), strict=True))
+        known = of_class[frame.device_class] = entities, at
     return known[1]
 
 

@@ -17,10 +17,10 @@ from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part, parts
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.job_index import JobIndex
 from detectors.base.state import N, State, piece_of
 from detectors.base.statistics import row_trend_z, theil_sen
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import JobIndex
 from pipeline.model.entity_names import pager_title, short_duration, short_number
 from pipeline.model.records import SECOND, Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE

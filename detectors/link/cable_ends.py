@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.job_index import JobIndex
 from detectors.base.state import N, State, memory
 from detectors.base.statistics import median_of
-from detectors.base.topology_index import JobIndex, per_device_topology
+from detectors.base.topology_index import per_device_topology
 from detectors.link.counters import Floats
 from pipeline.model.links import PEER
 from pipeline.model.records import Frame, to_json

@@ -13,9 +13,10 @@ from detectors.base.cohorts import Cohorts
 from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.job_index import JobIndex
 from detectors.base.state import N, State, memory
 from detectors.base.statistics import grouped_mad, grouped_median
-from detectors.base.topology_index import JobIndex, find_nodes, per_device_topology, per_topology
+from detectors.base.topology_index import find_nodes, per_device_topology, per_topology
 from detectors.link.counters import NewestReadings, pair_numbers
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -318,9 +319,10 @@ class LinkCongestion(Detector):
         """Returns (N,) number of the job of each port's node, else of the node; whether it is of a host, with a job."""
         numbers: dict[str, int] = {}
         jobs, (hosts, known) = np.full(len(frame.entities), -1, np.int32), np.zeros((2, len(frame.entities)), np.bool_)
+        job_of = self._node_jobs(frame)
         for i, node in enumerate(find_nodes(frame)):
             if node:
-                job = self._job_of(frame, node)
+                job = job_of[node]
                 jobs[i], hosts[i], known[i] = numbers.setdefault(job, len(numbers)), True, job != node
         return jobs, hosts, known
 

@@ -6,7 +6,7 @@ the median must still be that of the others. Clocks of different products differ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.cohorts import AncestorIndex
+from detectors.base.job_index import JobIndex
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import JobIndex, find_nodes, per_device_topology
+from detectors.base.topology_index import find_nodes, per_device_topology
 from pipeline.model.records import SECOND, Frame
 
 Ints = NDArray[np.int32]
@@ -25,6 +26,7 @@ LEAST_PEERS = 8
 standard deviation is the error of a median of seven."""
 MOST_OF_COHORT = 0.3
 """Share of a cohort on one side above which its median does not hold (Huber, Robust Statistics, 1981)."""
+_SPARE = 1024  # names of ended jobs that are kept before they are dropped together; chosen
 _ABSURD = 1e30  # no time, logarithm or counter is as large, and single precision ends soon above
 _REPORTS_FOR = 600 * SECOND
 """us after its last compute time during which a job counts as reporting them: longer than most checkpoints and
@@ -38,6 +40,7 @@ _LADDER = (
     ("job", 2, 1.0),
 )
 """Cohorts in order of preference: kind, least members, largest share of one node."""
+_UNREAD: Mapping[str, str] = {}  # no rank's
 
 
 def _no_ints() -> Ints:
@@ -63,15 +66,22 @@ class Placement(State):
     lone: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     _order: Ints = field(default_factory=_no_ints, init=False, repr=False)
     _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
+    _known: dict[str, _Ancestors] = field(default_factory=dict, init=False, repr=False)
 
-    def place(self, names: Sequence[str], found: Sequence[Mapping[str, str]], kinds: Sequence[str]) -> None:
-        """Numbers the ancestors. found: kind -> nearest ancestor, of each name."""
+    def place(
+        self, names: Sequence[str], changed: Mapping[int, Mapping[str, str]], kinds: Sequence[str], fresh: bool
+    ) -> None:
+        """Numbers the ancestors.
+
+        changed: position -> kind -> nearest ancestor, where they changed since the last call.   fresh: forgets that.
+        """
         self.names = names
-        self.numbers, self.entities = {}, {}
         for kind in kinds:
-            known: dict[str, int] = {}
-            numbers = (known.setdefault(a[kind], len(known)) if kind in a else -1 for a in found)
-            self.numbers[kind], self.entities[kind] = np.fromiter(numbers, np.int32, len(names)), list(known)
+            if fresh or kind not in self._known:
+                self._known[kind] = _Ancestors()
+            known = self._known[kind]
+            known.update(len(names), ((i, around.get(kind)) for i, around in changed.items()))
+            self.numbers[kind], self.entities[kind] = known.number()
         stage, job = self.numbers["stage"], self.numbers["job"]
         self.team = np.where(stage >= 0, stage, np.where(job >= 0, job + len(self.entities["stage"]), -1))
         node, teams = self.numbers["node"], len(self.entities["stage"]) + len(self.entities["job"])
@@ -85,23 +95,27 @@ class Placement(State):
     def build_cohorts(self, product: Ints, least: int) -> None:
         """Finds the cohort of each. product: number of the product; least: members of the smallest cohort."""
         self.groups, self.cohorts = np.full(len(self.names), -1, np.int32), []
+        products = 1 + int(product.max(initial=0))
         for kind, size, most in _LADDER:
-            if size < least:
-                continue
-            keys = np.where(self.numbers[kind] >= 0, self.numbers[kind] * (1 + int(product.max(initial=0))), -1)
-            for members in _members(np.where(keys >= 0, keys + product, -1)):
-                waiting = members[self.groups[members] < 0]
-                if len(members) >= size and len(waiting) and self._largest_node_share(members) <= most:
-                    self.groups[waiting] = len(self.cohorts)
-                    self.cohorts.append(self.entities[kind][self.numbers[kind][members[0]]])
+            if size >= least:
+                numbers = self.numbers[kind]
+                self._form(kind, np.where(numbers >= 0, numbers * products + product, -1), products, size, most)
         jobs = set(self.entities["job"])
         of_job = np.array([*(name in jobs for name in self.cohorts), False], bool)
         self.pooled = of_job[self.groups] & (self.numbers["stage"] >= 0)
 
-    def _largest_node_share(self, members: NDArray[np.int64]) -> float:
-        """Returns the share of the largest node; 0 if the nodes are unknown."""
-        nodes = self.numbers["node"][members]
-        return float(np.bincount(nodes[nodes >= 0], minlength=1).max()) / len(members)
+    def _form(self, kind: str, keys: NDArray[np.integer], products: int, size: int, most: float) -> None:
+        """Forms a cohort of those without one of each key that has enough members, not too many on one node."""
+        inside = np.flatnonzero(keys >= 0)
+        found, of = np.unique(keys[inside], return_inverse=True)
+        count, free = np.bincount(of, minlength=len(found)), self.groups[inside] < 0
+        formed = (count >= size) & (np.bincount(of[free], minlength=len(found)) > 0)
+        if most < 1:
+            formed &= _largest_part(of, self.numbers["node"][inside], len(found)) / np.maximum(count, 1) <= most
+        number = np.where(formed, np.cumsum(formed) - 1 + len(self.cohorts), -1).astype(np.int32)
+        mine = free & formed[of]
+        self.groups[inside[mine]] = number[of[mine]]
+        self.cohorts += [self.entities[kind][i] for i in (found[formed] // products).tolist()]
 
     def nodes_of_job(self, i: int) -> tuple[str, list[str]]:
         """Returns the node of a member, "" unknown, and the other nodes of its job."""
@@ -139,11 +153,44 @@ class Placement(State):
         return np.flatnonzero(alike)
 
 
-def _members(numbers: NDArray[np.integer]) -> list[NDArray[np.int64]]:
-    """Returns the members of each number, without those of -1."""
-    order = np.argsort(numbers, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    return [part for part in parts if len(part) and numbers[part[0]] >= 0]
+def _largest_part(groups: NDArray[np.intp], nodes: Ints, size: int) -> NDArray[np.int64]:
+    """Returns (size,) members of each group on its node with the most; 0 where no node is known."""
+    known = nodes >= 0
+    pairs, count = np.unique(groups[known] * (1 + int(nodes.max(initial=0))) + nodes[known], return_counts=True)
+    largest = np.zeros(size, np.int64)
+    np.maximum.at(largest, pairs // (1 + int(nodes.max(initial=0))), count)
+    return largest
+
+
+class _Ancestors:
+    """The nearest ancestors of one kind, by position."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._at = _no_ints()
+
+    def update(self, size: int, changed: Iterable[tuple[int, str | None]]) -> None:
+        """Sets the ancestors at some of `size` positions; a new one has none."""
+        at, names = np.full(size, -1, np.int32), self._names
+        at[: len(self._at)] = self._at[:size]
+        for i, name in changed:
+            at[i] = -1 if name is None else names.setdefault(name, len(names))
+        self._at = at
+
+    def number(self) -> tuple[Ints, list[str]]:
+        """Returns (N,) number of each position's ancestor by first appearance, -1 without, and the names by number."""
+        there = np.flatnonzero(self._at >= 0)
+        first = np.full(len(self._names), len(self._at))
+        first[self._at[there[::-1]]] = there[::-1]
+        used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(self._at))]
+        names = list(self._names)
+        listed = [names[i] for i in used.tolist()]
+        number = np.full(len(names) + 1, -1, np.int32)
+        number[used] = np.arange(len(used))
+        if len(names) > 2 * len(listed) + _SPARE:  # jobs come and go
+            self._names, self._at = {name: i for i, name in enumerate(listed)}, number[self._at]
+            return self._at.copy(), listed
+        return number[self._at], listed
 
 
 @dataclass
@@ -158,6 +205,8 @@ class GpuPlacement(Placement):
     _mates: dict[str, str] = notes()  # GPU -> name of its cohort
     job_known: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _devices: tuple[int, int] = field(default=(0, -1), init=False, repr=False)  # id and version of the topology
+    _around: list[Mapping[str, str] | None] = field(default_factory=list, init=False, repr=False)
     _ranks: AncestorIndex = field(default_factory=lambda: AncestorIndex("gpu"), init=False, repr=False)
 
     def update_topology(self, frame: Frame) -> Bools | None:
@@ -166,18 +215,31 @@ class GpuPlacement(Placement):
         if key == self._key:
             return None
         self._key = key
-        ranks, nodes = JobIndex().ranks_by_gpu(frame.topology), find_nodes(frame)
-        found = [_with_node(ranks.get(gpu, {}), node) for gpu, node in zip(frame.entities, nodes, strict=True)]
-        self.place(frame.entities, found, ("stage", "job", "node"))
+        devices, fresh = (id(frame.topology), frame.topology.device_version), False
+        if devices != self._devices:
+            self._devices, self._around, fresh = devices, [], True
+        around = [*map(JobIndex().ranks_by_gpu(frame.topology).get, frame.entities)]
+        before = [*self._around, *[_UNREAD] * (len(around) - len(self._around))]
+        nodes, self._around = find_nodes(frame), around
+        moved = [i for i, (now, last) in enumerate(zip(around, before, strict=True)) if now is not last]
+        changed = {i: _with_node(around[i] or {}, nodes[i]) for i in moved}
+        self.place(frame.entities, changed, ("stage", "job", "node"), fresh)
         self.job_known = self.numbers["job"] >= 0
         self.build_cohorts(self._products(frame), LEAST_PEERS)
         alone = (self.groups < 0) & ~self.job_known & (self.numbers["node"] >= 0)
         self.groups[alone] = self.numbers["node"][alone] + len(self.cohorts)
         self.cohorts += self.entities["node"]
+        return self._follow_mates(frame.entities)
+
+    def _follow_mates(self, gpus: Sequence[str]) -> Bools:
+        """Returns (N,) GPUs that had other peers before."""
         names = np.array([*self.cohorts, "", "own past"], object)  # the last one is that of -1
-        groups = np.where(self.job_known, self.groups, len(self.cohorts))
-        before, self._mates = self._mates, dict(zip(frame.entities, names[groups].tolist(), strict=True))
-        return np.array([before.get(gpu, now) != now for gpu, now in self._mates.items()], bool)
+        now = names[np.where(self.job_known, self.groups, len(self.cohorts))]
+        before = np.array([*map(self._mates.get, gpus)], object)
+        other: Bools = np.array(before != now, bool)
+        self._mates.update((gpus[i], now[i]) for i in np.flatnonzero(other).tolist())
+        known: Bools = np.array([name is not None for name in before.tolist()], bool)
+        return np.logical_and(other, known)
 
     @per_device_topology
     def _products(self, frame: Frame) -> Ints:

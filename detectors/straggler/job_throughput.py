@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.findings import Comparison, OpenConditions, build_finding, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.job_index import JobIndex
 from detectors.base.state import State, notes, part
 from detectors.base.streams import LEARN, Bools, Floats
-from detectors.base.topology_index import JobIndex, find_nodes, per_topology
+from detectors.base.topology_index import find_nodes
 from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import PRESSED, TIMES
 from detectors.straggler.job_pace import (
@@ -33,6 +35,7 @@ from detectors.straggler.job_pace import (
 from detectors.straggler.pressure import CPU, IO, Pressure
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
+from pipeline.model.topology import Topology
 
 Ints = NDArray[np.int64]
 QUIET = 50e6
@@ -61,23 +64,33 @@ _KNOWN, _SWINGS = NEW // JOB_EVERY, 20.0
 slower differs from a service with fewer requests. Chosen."""
 
 
-class JobPlaces:
-    """Finds where jobs run."""
+_Places = tuple[dict[str, tuple[str, ...]], Ints, Ints]
+_places: WeakKeyDictionary[Topology, tuple[int, dict[tuple[int, int], _Places]]] = WeakKeyDictionary()
 
-    @per_topology
-    def find(self, gpus: Frame, nics: Frame | None) -> tuple[dict[str, tuple[str, ...]], Ints, Ints]:
-        """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with
-        one job; -1 none."""
-        by_gpu, by_node = JobIndex().jobs_by_gpu(gpus.topology), JobIndex().jobs_by_node(gpus.topology)
-        nodes: dict[str, dict[str, None]] = {}
-        on = [by_gpu.get(gpu, "") for gpu in gpus.entities]
-        for node, job in zip(find_nodes(gpus), on, strict=True):
+
+def find_job_places(gpus: Frame, nics: Frame | None) -> _Places:
+    """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with one
+    job; -1 none. All that ask share it."""
+    topology, size = gpus.topology, (len(gpus.entities), len(nics.entities) if nics else 0)
+    known = _places.get(topology)
+    if known is None or known[0] != topology.version:
+        known = _places[topology] = topology.version, {}
+    if size not in known[1]:
+        known[1][size] = _find_job_places(gpus, nics)
+    return known[1][size]
+
+
+def _find_job_places(gpus: Frame, nics: Frame | None) -> _Places:
+    index = JobIndex()
+    on = [*map(index.jobs_by_gpu(gpus.topology).get, gpus.entities)]
+    nodes: dict[str, dict[str, None]] = {}
+    for node, job in zip(find_nodes(gpus), on, strict=True):
+        if job:
             nodes.setdefault(job, {})[node] = None
-        nodes.pop("", None)
-        number = {job: i for i, job in enumerate(nodes)}
-        of_port = (by_node.get(node) for node in (find_nodes(nics) if nics else ()))
-        of = [np.array([number.get(job or "", -1) for job in jobs], np.int64) for jobs in (on, of_port)]
-        return {job: tuple(found) for job, found in nodes.items()}, of[0], of[1]
+    number = {job: i for i, job in enumerate(nodes)}
+    of_port = map(index.jobs_by_node(gpus.topology).get, find_nodes(nics) if nics else ())
+    of = [np.array([-1 if job is None else number.get(job, -1) for job in jobs], np.int64) for jobs in (on, of_port)]
+    return {job: tuple(found) for job, found in nodes.items()}, of[0], of[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,6 @@ class JobActivity(State):
     watts: Newest = part(lambda: Newest("gpu.power"), of="gpu")
     busy: Newest = part(lambda: Newest("gpu.utilization"), of="gpu")
     jobs: dict[str, list[float]] = notes()
-    places: JobPlaces = field(default_factory=JobPlaces, init=False, repr=False)
 
     def read(self, frames: Mapping[str, Frame]) -> None:
         """Adds the readings of an instant."""
@@ -128,7 +140,7 @@ class JobActivity(State):
         """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends.
 
         steps: job that reports steps -> when it made the last, and the newest report (us)."""
-        nodes, of_gpu, of_port = self.places.find(gpus, nics)
+        nodes, of_gpu, of_port = find_job_places(gpus, nics)
         size, rate = len(nodes), np.full(len(nodes), np.nan)
         if nics is not None:
             rate = median_by_job(self.ports.update(len(of_port), time), of_port, size)
@@ -180,7 +192,6 @@ class JobThroughput(State):
     updated_at: int = notes(int)
     node_of_job: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     pressed: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
-    places: JobPlaces = field(default_factory=JobPlaces, init=False, repr=False)
     nics: Frame | None = field(default=None, init=False, repr=False)  # newest, for its columns and topology
 
     def read(self, frames: Mapping[str, Frame]) -> None:
@@ -212,7 +223,7 @@ class JobThroughput(State):
         """
         pace, gpus = self.pace, frames["gpu"]
         pace.reset_jobs(s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at)
-        nodes, of_gpu, of_port = self.places.find(gpus, self.nics)
+        nodes, of_gpu, of_port = find_job_places(gpus, self.nics)
         slots, _ = pace.assign_slots(list(nodes))
         job, size, self.updated_at = slots[of_gpu], len(pace.count), gpus.time
         counted = np.where(at_work & ~throttled, job, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +60,5 @@ class Pressure(State):
     def median_share(self, nodes: Sequence[str]) -> float:
         """Returns the median of some nodes; NaN if all are unknown."""
         known = [at for node in nodes if (at := self._nodes.get(node, -1)) >= 0]
-        shares = self.share[known]
-        shares = shares[np.isfinite(shares)]
-        return float(np.median(shares)) if len(shares) else float("nan")
+        shares = [share for share in self.share[known].tolist() if math.isfinite(share)]
+        return statistics.median(shares) if shares else float("nan")  # of a few, ten times as fast as in numpy

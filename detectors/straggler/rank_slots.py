@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from detectors.base.gates import Gates
 from detectors.base.state import notes
 from detectors.base.streams import Bools
-from detectors.base.topology_index import members_mask
+from detectors.base.topology_index import find_positions, members_mask
 from detectors.straggler.gpu_placement import Placement
+from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import SECOND, Frame
 
 _KEPT = 3600 * SECOND
@@ -41,6 +42,9 @@ class RankSlots(Placement):
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
     gpu_column: NDArray[np.int64] = field(default_factory=_no_columns, init=False, repr=False)
     _gpus_known: int = field(default=-1, init=False, repr=False)
+    _living: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # rank -> its column
+    _columns: int = field(default=0, init=False, repr=False)
+    _changes: RankChanges = field(default_factory=RankChanges, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -52,52 +56,89 @@ class RankSlots(Placement):
         if key == self._key:
             return []
         self._key = key
-        living = {e: i for i, e in enumerate(frame.entities) if e in frame.topology.parents}
-        back = {rank: since for rank, since in self._left.items() if rank in living} if gates else {}
-        fresh = self._assign_slots(living, frame.time)
+        gone, come, fresh = self._follow_living(frame)
+        back = {rank: self._left[rank] for rank in come if rank in self._left} if gates else {}
+        again = self._assign_slots(gone, come, frame.time)
         changed = {rank: gates.last_change(rank, frame.topology) or 0 for rank in back} if gates else {}
-        fresh += [self._slots[rank] for rank, at in changed.items() if at >= back[rank]]
-        size = max(len(self.names), 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
-        names, found = [""] * size, list[Mapping[str, str]]([{}]) * size
-        self.column = np.full(size, -1, np.int64)
-        for rank, i in living.items():
-            slot = self._slots[rank]
-            self.column[slot], names[slot] = i, rank
-            found[slot] = around = frame.topology.nearest_ancestors(rank)
-            if (gpu := around.get("gpu")) is not None:
-                if self._gpus.get(rank, gpu) != gpu:
-                    fresh.append(slot)
-                self._gpus[rank] = gpu
-        self._gpus_known, self.gpu_column = -1, np.full(size, -1, np.int64)
-        self.place(names, found, _KINDS)
-        self.build_cohorts(np.zeros(size, np.int32), 2)
+        again += [self._slots[rank] for rank, at in changed.items() if at >= back[rank]]
+        again += self._place_ranks(gone, come, frame, fresh)
+        self.build_cohorts(np.zeros(len(self.names), np.int32), 2)
         self.groups[self.column < 0] = len(self.cohorts)  # a rank that is gone keeps what it learned among peers
         self.cohorts.append("gone")
-        now = {rank: self.cohort_name(self._slots[rank]) for rank in living}
-        regrouped = [self._slots[rank] for rank, mates in now.items() if self._mates.get(rank, mates) != mates]
-        self._mates.update(now)
-        return fresh + regrouped
+        return again + self._follow_mates()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`; the index is built with the next frame."""
         super().restore(state)
         self._key = ()
+        self._changes.forget()
 
-    def _assign_slots(self, living: Mapping[str, int], time: int) -> list[int]:
+    def _follow_living(self, frame: Frame) -> tuple[list[str], list[str], bool]:
+        """Returns the ranks that are gone since the last call, those that came or moved, and whether that is all."""
+        entities, parents, before = frame.entities, frame.topology.parents, self._columns
+        changed, self._columns = self._changes.read(frame.topology), len(entities)
+        if changed is None or len(entities) < before:
+            self._living = {e: i for i, e in enumerate(entities) if e in parents}
+            return [rank for rank in self._slots if rank not in self._living], list(self._living), True
+        at, gone, come = find_positions(frame), list[str](), list[str]()
+        for rank in dict.fromkeys((*changed, *entities[before:])):
+            if rank in parents and rank in at:
+                self._living[rank] = at[rank]
+                come.append(rank)
+            elif self._living.pop(rank, None) is not None:
+                gone.append(rank)
+        return gone, sorted(come, key=at.__getitem__), False
+
+    def _assign_slots(self, gone: Iterable[str], come: Sequence[str], time: int) -> list[int]:
         """Assigns slots to new ranks; frees those of ranks that ended long ago. Returns the new ones."""
-        for rank in self._slots:
-            if rank in living:
-                self._left.pop(rank, None)
-            else:
-                self._left.setdefault(rank, time)
+        for rank in come:
+            self._left.pop(rank, None)
+        for rank in gone:
+            self._left.setdefault(rank, time)
         for rank in [r for r, since in self._left.items() if time - since > _KEPT]:
             for known in (self._slots, self._gpus, self._mates, self._left):
                 known.pop(rank, None)
-        arrived = [rank for rank in living if rank not in self._slots]
+        arrived = [rank for rank in come if rank not in self._slots]
         taken = set(self._slots.values())
         free = [slot for slot in range(len(taken) + len(arrived)) if slot not in taken][: len(arrived)]
         self._slots.update(zip(arrived, free, strict=True))
         return free
+
+    def _place_ranks(self, gone: Iterable[str], come: Iterable[str], frame: Frame, fresh: bool) -> list[int]:
+        """Updates column, name and ancestors of each slot; returns those of ranks on another GPU."""
+        known = len(self.names)
+        size = max(known, 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
+        names, column = [*self.names, *[""] * (size - known)], np.full(size, -1, np.int64)
+        if fresh:
+            names = [""] * size
+        else:
+            column[:known] = self.column
+        around: dict[int, Mapping[str, str]] = {}
+        for rank in gone:
+            if (slot := self._slots.get(rank)) is not None:
+                names[slot], column[slot], around[slot] = "", -1, {}
+        moved = []
+        for rank in come:
+            slot = self._slots[rank]
+            names[slot], column[slot] = rank, self._living[rank]
+            around[slot] = found = frame.topology.nearest_ancestors(rank)
+            if (gpu := found.get("gpu")) is not None:
+                if self._gpus.get(rank, gpu) != gpu:
+                    moved.append(slot)
+                self._gpus[rank] = gpu
+        self.column, self._gpus_known, self.gpu_column = column, -1, np.full(size, -1, np.int64)
+        self.place(names, around, _KINDS, fresh)
+        return moved
+
+    def _follow_mates(self) -> list[int]:
+        """Returns the slots of ranks that had other peers before."""
+        here = np.flatnonzero(self.column >= 0)
+        now = np.array([*self.cohorts, "own past"], object)[self.groups[here]]  # the last one is that of -1
+        ranks = [self.names[slot] for slot in here.tolist()]
+        before = np.array([*map(self._mates.get, ranks)], object)
+        other = np.flatnonzero(before != now).tolist()
+        self._mates.update((ranks[i], now[i]) for i in other)
+        return [int(here[i]) for i in other if before[i] is not None]
 
     def read_ranks(self, frame: Frame, signal: str) -> NDArray[np.float64]:
         """Returns (S,) a signal of the ranks."""
@@ -106,7 +147,7 @@ class RankSlots(Placement):
     def locate_gpus(self, gpus: Frame) -> None:
         """Finds the column of each rank's GPU in a frame of GPUs."""
         if self._gpus_known != (key := len(gpus.entities)):
-            place = {e: i for i, e in enumerate(gpus.entities)}
+            place = find_positions(gpus)
             where = np.array([*(place.get(e, -1) for e in self.entities["gpu"]), -1], np.int64)
             self._gpus_known, self.gpu_column = key, where[self.numbers["gpu"]]
 

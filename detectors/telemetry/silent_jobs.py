@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from detectors.base.state import N, State, memory, notes, part
 from detectors.base.topology_index import TopologyIndex, per_topology
 from detectors.telemetry.silence import Bools, LastSamples
+from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -163,6 +164,8 @@ class SilentJobs(State):
     activity: NodeActivity = part(NodeActivity, of="node")
     _ranks: tuple[str, ...] = field(default=(), init=False, repr=False)
     _on: dict[str, list[str]] | None = field(default=None, init=False, repr=False)  # node -> its jobs; None: unknown
+    _changes: RankChanges = field(default_factory=RankChanges, init=False, repr=False)
+    _found: dict[str, tuple[str | None, tuple[str, ...]]] = field(default_factory=dict, init=False, repr=False)
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
     _newest_of: tuple[_RankPlaces, int] | None = field(default=None, init=False, repr=False)  # of `_newest`
     _last: LastSamples = field(default_factory=lambda: LastSamples({}), init=False, repr=False)
@@ -294,12 +297,15 @@ class SilentJobs(State):
         own: dict[str, dict[str, None]] = {}
         ranks: dict[str, list[int]] = {}
         nodes = np.full(len(names), -1, np.int32)
+        changed = self._changes.read(topology)
+        self._found = {} if changed is None else self._found
+        for rank in changed or ():
+            self._found.pop(rank, None)
         for i, rank in enumerate(names):
-            # by its parents: the ancestors of GPUs and jobs are cached, those of each rank are its own
-            parents = topology.parents.get(rank, ())
-            node = next((n for p in parents if (n := topology.ancestor_of_kind(p, "node"))), None)
-            jobs = [job for p in parents for job in (p, *topology.ancestors(p)) if job.startswith("job:")]
-            for job in dict.fromkeys(jobs):
+            if (known := self._found.get(rank)) is None:
+                known = self._found[rank] = _find_place(rank, topology)
+            node, jobs = known
+            for job in jobs:
                 ranks.setdefault(job, []).append(i)
             if node is not None:
                 nodes[i] = number.setdefault(node, len(number))
@@ -327,3 +333,12 @@ class SilentJobs(State):
         names, reporting = self._last.names("node"), self._last.reporting("node")
         silent = [places.number[names[i]] for i in np.flatnonzero(~reporting).tolist() if names[i] in places.number]
         return np.asarray(~np.isin(places.nodes, silent))
+
+
+def _find_place(rank: str, topology: Topology) -> tuple[str | None, tuple[str, ...]]:
+    """Returns the node of a rank and its jobs, by its parents: the ancestors of GPUs and jobs are cached, those of each
+    rank are its own."""
+    parents = topology.parents.get(rank, ())
+    node = next((n for p in parents if (n := topology.ancestor_of_kind(p, "node"))), None)
+    jobs = (job for p in parents for job in (p, *topology.ancestors(p)) if job.startswith("job:"))
+    return node, tuple(dict.fromkeys(jobs))

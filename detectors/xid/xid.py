@@ -16,7 +16,7 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_duration, read_text
 from detectors.base.findings import OpenConditions, due_report, make_evidence
 from detectors.base.gates import Gates
-from detectors.base.topology_index import JobIndex
+from detectors.base.job_index import JobIndex
 from detectors.xid.cases import GONE_AFTER, MAX_UNKNOWN, QUIET_FOR, REPEAT_FOR, Case, CaseSchedule, ProgramFaults
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.model.links import PEER
+from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import SECOND
 from pipeline.model.topology import WORK, Topology, kind_of
 
@@ -109,19 +110,25 @@ class FactorIndex:
     _known: dict[str, dict[str, str]] = field(default_factory=dict)
     _chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _supplies: dict[str, frozenset[str]] = field(default_factory=dict)
+    _changes: RankChanges = field(default_factory=RankChanges)
+    _nodes_of: dict[str, Counter[str]] = field(default_factory=dict)  # stage or job -> node -> its ranks there
+    _works: set[str] = field(default_factory=set)  # ranks, stages and jobs with parents
+    _ranks: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)  # rank -> node, stages and jobs
+    _devices: Counter[str] = field(default_factory=Counter)  # kind -> entities, of all but work
 
     def refresh(self, time: int) -> None:
         """Rebuilds what the topology changed, and versions that are no longer recent; of changed jobs only those."""
         seen = self.topology.device_version, self.topology.version
         if self._versions_seen == seen and time < self._expires:
             return
-        if self._versions_seen[0] != seen[0] or time >= self._expires:
+        anew = self._versions_seen[0] != seen[0] or time >= self._expires
+        if anew:
             self._chains = {}
             self._note_versions(time)
             self._count_devices()
         self._versions_seen = seen
         self.generation += 1
-        self._count_work()
+        self._count_work(anew)
 
     def _note_versions(self, time: int) -> None:
         """Finds the versions on each node, and those that differ from the ones known before."""
@@ -175,23 +182,49 @@ class FactorIndex:
         self._fixed = {factor: tuple(sorted(members)) for factor, members in units.items()}
         self._near = {node: frozenset(found) for node, found in around.items()}
 
-    def _count_work(self) -> None:
-        """Finds the nodes of all jobs and stages."""
-        ran: dict[str, set[str]] = {}
-        self._supplies = {}
-        for entity in self.topology.parents:
-            if kind_of(entity) != "rank":
-                continue
-            gpu = self._nearest(entity, "gpu")
-            if (node := self.topology.ancestor_of_kind(gpu or entity, "node")) is not None:
-                for work in self._direct(entity, WORK):
-                    ran.setdefault(work, set()).add(node)
-        self.units = self._fixed | {work: tuple(sorted(nodes)) for work, nodes in ran.items()}
-        self.number = Counter(kind_of(e) for e in {*self.topology.parents, *self.units})
-        empty = frozenset[str]()
-        self._around = self._near | {
-            work: empty.union(*(self._near.get(node, empty) for node in nodes)) for work, nodes in ran.items()
-        }
+    def _count_work(self, anew: bool) -> None:
+        """Finds the nodes of all jobs and stages. anew: also of those that did not change."""
+        self._supplies, parents = {}, self.topology.parents
+        changed = self._changes.read(self.topology)
+        if anew or changed is None:
+            self._nodes_of, self._works, self._ranks, changed = {}, set(), {}, tuple(parents)
+            self.units, self._around = dict(self._fixed), dict(self._near)
+            self._devices = Counter(k for e in {*parents, *self._fixed} if (k := kind_of(e)) not in WORK)
+        self._works -= {*changed}
+        self._works |= {e for e in changed if kind_of(e) in WORK and e in parents}
+        moved: dict[str, None] = {}
+        for rank in changed:
+            if kind_of(rank) == "rank":
+                moved |= dict.fromkeys(self._move_rank(rank))
+        self.units, empty = dict(self.units), frozenset[str]()
+        for work in moved:
+            if nodes := self._nodes_of.get(work):
+                self.units[work] = tuple(sorted(nodes))
+                self._around[work] = empty.union(*(self._near.get(node, empty) for node in nodes))
+            else:
+                self.units.pop(work, None)
+                self._around.pop(work, None)
+        self.number = self._devices + Counter(kind_of(e) for e in {*self._works, *self._nodes_of})
+
+    def _move_rank(self, rank: str) -> tuple[str, ...]:
+        """Counts a rank on its present node; returns the stages and jobs that it left or joined."""
+        before, left = self._ranks.pop(rank, ("", ()))
+        for work in left:
+            self._nodes_of[work][before] -= 1
+            if not self._nodes_of[work][before]:
+                del self._nodes_of[work][before]
+            if not self._nodes_of[work]:
+                del self._nodes_of[work]
+        if rank not in self.topology.parents:
+            return left
+        gpu = self._nearest(rank, "gpu")
+        if (node := self.topology.ancestor_of_kind(gpu or rank, "node")) is None:
+            return left
+        works = tuple(dict.fromkeys(self._direct(rank, WORK)))
+        self._ranks[rank] = node, works
+        for work in works:
+            self._nodes_of.setdefault(work, Counter())[node] += 1
+        return *left, *works
 
     def _nearest(self, entity: str, kind: str) -> str | None:
         """Returns the parent of a kind, else the ancestor. Parents first, as ports and ranks share no ancestors."""

@@ -6,7 +6,9 @@ The graph has no circles, a bounded depth, and is changed in place.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from pipeline.model.errors import UsageError
 MAX_DEPTH = 16
 """Maximum number of levels (chosen; nvlink, gpu, node, chassis, rack, row, hall, building, site are nine)."""
 _SHOWN = 8  # names of a circle shown in a message
+_KEPT_CHANGES = 64  # more than a busy site has from one frame to the next; chosen
+_LARGE_CHANGE = 4  # a change of more than one in so many entities costs a reader as much as to read all; chosen
 Parents = Mapping[str, tuple[str, ...]]
 
 
@@ -177,7 +181,9 @@ class Topology:
         self._cached_ancestors: set[str] = (
             set()
         )  # entities in any cached line; a change of others does not affect the cache
+        self._lines_of_work: dict[str, set[tuple[str, ...]]] = {}  # stage or job -> keys of cached lines with it
         self._tuples: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._changes: deque[tuple[str, ...]] = deque(maxlen=_KEPT_CHANGES)  # entities of each, the newest last
         self.merge(parents, attributes)
 
     @classmethod
@@ -187,7 +193,7 @@ class Topology:
         """A topology of parents that are known to be valid, such as those of another topology; they are not checked."""
         made = cls({}, attributes)
         made._graph = ParentGraph(parents)
-        made._count_change(parents.keys())
+        made._count_change(tuple(parents))
         return made
 
     @property
@@ -207,14 +213,14 @@ class Topology:
         self._graph.check_parents(new)
         self._graph.parents = dict(self.parents)  # other threads may be reading it
         self._graph.set_parents(new)
-        self._count_change({**new, **facts})
+        self._count_change((*new, *(e for e in facts if e not in new)))
         self._drop_cached(new.keys())
         self.attributes.update(facts)
         return True
 
     def remove_entities(self, entities: Iterable[str]) -> None:
         """Removes entities that no longer exist; they may remain parents of others."""
-        entities = list(entities)
+        entities = tuple(entities)
         gone = self.parents.keys() & entities
         # copies: other threads may be reading the present ones
         self._graph.parents, attributes = dict(self.parents), self.attributes.copy()
@@ -225,19 +231,36 @@ class Topology:
         self._count_change(entities)
         self._drop_cached(gone)
 
-    def _count_change(self, entities: Iterable[str]) -> None:
+    def _count_change(self, entities: tuple[str, ...]) -> None:
         self.version += 1
         self.device_version += any(kind_of(entity) not in WORK for entity in entities)
+        if len(entities) * _LARGE_CHANGE > len(self.parents):
+            self._changes.clear()
+        else:
+            self._changes.append(entities)
+
+    def changed_since(self, version: int) -> tuple[str, ...] | None:
+        """Returns the entities that were added, changed or removed after a version, each once; None where that is no
+        longer known: too many changes ago, or a large one since. For the thread that changes the topology."""
+        missing = self.version - version
+        if missing > len(self._changes):
+            return None
+        newest = islice(self._changes, len(self._changes) - missing, None)
+        return tuple(dict.fromkeys(entity for change in newest for entity in change))
 
     def _drop_cached(self, entities: Set[str]) -> None:
-        """Drops cached lookups through entities whose parents changed."""
-        if not self._cached_ancestors.isdisjoint(entities):
+        """Drops cached lookups through entities whose parents changed; through work, which changes often, by index."""
+        for work in entities:
+            for parents in self._lines_of_work.pop(work, ()):
+                self._ancestors.pop(parents, None)
+                self._nearest.pop(parents, None)
+        if any(kind_of(e) not in WORK for e in entities) and not self._cached_ancestors.isdisjoint(entities):
             self._ancestors = {parents: line for parents, line in self._ancestors.items() if entities.isdisjoint(line)}
             self._nearest = {parents: known for parents, known in self._nearest.items() if parents in self._ancestors}
             self._cached_ancestors = set().union(*self._ancestors.values())
         if max(len(self._tuples), len(self._ancestors)) > 2 * len(self.parents):  # jobs come and go, and entities move
             self._tuples = {line: line for line in self.parents.values()}
-            self._ancestors, self._nearest, self._cached_ancestors = {}, {}, set()
+            self._ancestors, self._nearest, self._cached_ancestors, self._lines_of_work = {}, {}, set(), {}
 
     def _share_tuple(self, parents: tuple[str, ...]) -> tuple[str, ...]:
         return self._tuples.setdefault(parents, parents)
@@ -254,6 +277,9 @@ class Topology:
                 level = [p for e in fresh for p in self.parents.get(e, ())]
             self._cached_ancestors.update(found)
             self._ancestors[parents] = tuple(found)
+            for work in found:
+                if kind_of(work) in WORK:
+                    self._lines_of_work.setdefault(work, set()).add(parents)
         return self._ancestors[parents]
 
     def ancestor_of_kind(self, entity: str, kind: str) -> str | None:

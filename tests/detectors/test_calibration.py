@@ -246,6 +246,12 @@ def test_the_tail_of_exponential_and_of_normal_margins_is_extrapolated_to_its_qu
     assert tail_factor(np.zeros(48), 100.0, 1e-8) is None
 
 
+def test_a_level_that_no_stream_stopped_at_leaves_a_tail_readable():
+    passed = np.zeros(48)
+    passed[:10], passed[20] = 200.0, 12.0  # a fault that raised some streams far at once, and nothing between
+    assert LEAST <= (tail_factor(passed, 1e4, 1e-8) or 0.0) < np.inf
+
+
 def test_a_record_survives_its_json_and_a_damaged_one_is_refused():
     site = Site(white)
     site.run(3)

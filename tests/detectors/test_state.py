@@ -12,9 +12,10 @@ import pytest
 
 from detectors.base.detector import Detector
 from detectors.base.findings import Comparison, build_finding
+from detectors.base.job_index import JobIndex
 from detectors.base.state import FORMAT, N, State, memory, notes, pack_state, part, parts, piece_of, unpack_state
 from detectors.base.streams import Channel, Streams
-from detectors.base.topology_index import JobIndex, per_device_topology, per_topology
+from detectors.base.topology_index import per_device_topology, per_topology
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
