@@ -139,6 +139,8 @@ def run_silences(config: Config, given: argparse.Namespace) -> tuple[Rows, Seque
     if verb == "add":
         span = {"seconds": given.hours * 3600, "reason": given.reason, "starts": _optional(given, "starts")}
         what = {"matchers": given.matchers} if given.command == "silences" else {"scopes": given.scopes}
+        for scope in _find_unknown(config, _optional(given, "scopes", ())):
+            sys.stderr.write(f"fleetpulse: warning: {scope} is not known: no incident is below it; is it misspelt?\n")
         return [_send(config, where, {**what, **span})], SILENCES
     path = f"/silences/{quote(given.id, safe='')}"
     if verb in ("expire", "end"):
@@ -246,8 +248,14 @@ def _optional(given: argparse.Namespace, name: str, default: Any = None) -> Any:
 def _get(config: Config, path: str) -> Any:
     status, answer = client.get(config, f"/api/v1{path}", timeout=30.0)
     if status != 200:
-        raise client.make_error(status, answer, client.base_url(config) + path)
+        raise client.make_error(status, answer, f"{client.base_url(config)}/api/v1{path}")
     return answer
+
+
+def _find_unknown(config: Config, scopes: Sequence[str]) -> list[str]:
+    """Returns the entities that the pipeline does not know."""
+    asked = {scope: f"/api/v1/entity?{urlencode({'entity': scope})}" for scope in scopes}
+    return [scope for scope, path in asked.items() if client.get(config, path, timeout=30.0)[0] == 404]
 
 
 def _send(config: Config, path: str, body: Mapping[str, Any], version: int | None = None) -> Any:

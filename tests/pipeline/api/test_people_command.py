@@ -105,6 +105,12 @@ def test_where_there_is_nothing_a_command_says_of_what_and_programs_get_an_empty
     assert run(*words, "--output", "json") == (0, "[]\n", "")
 
 
+def test_maintenance_of_what_no_agent_and_no_source_names_is_announced_with_a_warning(run):
+    code, out, err = run("maintenance", "add", "rack:r1", "rack:r-1", "--hours", "1", "--reason", "pump")
+    assert (code, out.count("maintenance")) == (0, 1)
+    assert err == "fleetpulse: warning: rack:r-1 is not known: no incident is below it; is it misspelt?\n"
+
+
 NOW = from_iso("2026-01-31T08:10:00Z")
 
 
@@ -137,6 +143,7 @@ def test_a_history_shows_long_comments_in_full_on_several_lines(site, run):
 def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, monkeypatch):
     page = site.report("gpu:n0.0")
     assert run("ack", "inc-nope")[0] == 2
+    assert "/api/v1/incidents/inc-nope: incident 'inc-nope' is not known" in run("incidents", "show", "inc-nope")[2]
     assert run("ack", page, "--if-version", "7")[0] == 4
     assert run("reopen", page, "--comment", "x")[0] == 4
     assert run("silences", "add", "a!=b", "--hours", "1", "--reason", "x")[0] == 2
