@@ -80,10 +80,9 @@ def _draw_nodes(found: Mapping[str, Any]) -> None:
     st.html(markup.section("Burn-in", "released nodes under tighter limits"))
     burns = [(entity_link(f"node:{r['node']}"), r["until"][:16], f"{len(r['incidents']):,}") for r in found["burn_in"]]
     st.html(_table(("Node", "Until", "Failures since"), burns, "No node is in burn-in."))
-    spares = found["spares"]
-    note = f"enough for {spares['days']:g} days with probability {spares['level']:g}"
-    st.html(markup.section("Spares", note))
-    st.html(_table(weekly.SPARE_HEAD, [weekly.spare_cells(row) for row in spares["parts"]], "None."))
+    st.html(markup.section("Spares", weekly.spare_note(found)))
+    spares = [weekly.spare_cells(row, weekly.is_early(found)) for row in found["spares"]["parts"]]
+    st.html(_table(weekly.SPARE_HEAD, spares, "None."))
 
 
 def _with_link(cells: Sequence[str]) -> tuple[Text, ...]:

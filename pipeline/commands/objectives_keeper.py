@@ -30,6 +30,8 @@ from pipeline.objectives.summary import Fleet, judge_objectives
 from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
 
+J_PER_MJ = 1e-3
+"""The signal `gpu.energy` is in mJ, as NVML's counter."""
 DETECTOR = "objective"
 """The detector of alerts about objectives, in incidents."""
 
@@ -95,7 +97,7 @@ def make_fleet(devices: Devices, topology: Topology) -> Fleet:
 
 
 def read_gpus(found: CurrentValues, devices: Devices) -> GpuReadings:
-    """Returns the newest power and energy of all GPUs, in the order of their names."""
+    """Returns the newest power (W) and energy (J) of all GPUs, in the order of their names."""
     names = devices.names("gpu")
     size = len(names)
     power, energy = np.full(size, np.nan), np.full(size, np.nan)
@@ -103,9 +105,9 @@ def read_gpus(found: CurrentValues, devices: Devices) -> GpuReadings:
     known = np.flatnonzero((found.slot >= 0) & (found.slot < size)) if len(found.time) else np.zeros(0, np.int64)
     slots = found.slot[known]
     times[slots] = found.time[known]
-    for column, out in (("power", power), ("energy", energy)):
+    for column, out, factor in (("power", power, 1.0), ("energy", energy, J_PER_MJ)):
         if column in found.values:
-            out[slots] = _to_float(found.values[column][known])
+            out[slots] = _to_float(found.values[column][known]) * factor
     return GpuReadings(names, power, energy, times)
 
 

@@ -13,6 +13,7 @@ import pytest
 from pipeline.commands.objectives_keeper import ObjectivesKeeper, make_finding, name_objective
 from pipeline.config.objectives import Objective
 from pipeline.config.sections import Config, Impact
+from pipeline.model.records import SECOND
 from pipeline.objectives.budget import Standing, Usage
 from pipeline.store.latest import CurrentValues
 from tests.pipeline.living import HOUR, MINUTE, LivingSite
@@ -90,6 +91,23 @@ def test_energy_is_recorded_by_hour_and_the_minute_is_not_done_twice(service: Se
         "SELECT job, sum(kwh), sum(gpu_hours) FROM job_energy GROUP BY 1"
     ).fetchall()
     assert rows == [("", pytest.approx(360 * 600 / 3.6e6), pytest.approx(10 / 60))]
+
+
+def test_the_energy_counter_is_in_millijoules(service: Service) -> None:
+    """A GPU of 360 W uses 0.36 kWh an hour, by its counter as by its power."""
+    now = service.site.now
+
+    def read_current(device_class: str, columns: list[str]) -> CurrentValues:
+        used = np.array([5e12 + 360e3 * (service.site.now - now) / SECOND], np.uint64)
+        times = np.array([service.site.now], np.int64)
+        return CurrentValues({"energy": used}, {"energy": times}, times, np.array([0], np.int32))
+
+    service.read_current = read_current  # type: ignore[method-assign, assignment]
+    keeper = ObjectivesKeeper(service)  # type: ignore[arg-type]
+    for _ in range(11):
+        minute(service, keeper)
+    rows = service.database.connection.execute("SELECT sum(kwh), sum(gpu_hours) FROM job_energy").fetchall()
+    assert rows == [(pytest.approx(0.06), pytest.approx(10 / 60))]
 
 
 @pytest.mark.parametrize(("alert", "level"), [("fast", "page"), ("medium", "page"), ("slow", "ticket")])
