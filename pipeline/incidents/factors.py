@@ -23,7 +23,7 @@ SYMPTOM_FAMILY = "straggler"
 """The family that is a symptom of physical faults (link, power, coolant, clocks) and causes none."""
 _HEAT = frozenset({"coolant", "thermal", SYMPTOM_FAMILY})
 _NETWORK = frozenset({"link", SYMPTOM_FAMILY})
-_SOFTWARE = frozenset({"xid", "host", "memory", "link", SYMPTOM_FAMILY})
+_SOFTWARE = frozenset({"xid", "host", "memory", "link", "telemetry", SYMPTOM_FAMILY})  # a hung driver is silent too
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ _WIDEST = 0.9  # a factor above more of the fleet than this separates nothing fr
 _RACK_NAME = re.compile(r"^(r(?:ack)?-?\d+)[-_.]", re.IGNORECASE)
 """Rack in the name of a node: `r12-n03`, `rack7-4`."""
 _NEVER = 1 << 62
+MOST_REMEMBERED = 100_000
+"""Ranks with findings of which the GPU is remembered; beyond, those of ended jobs are forgotten. Chosen: 20 MB."""
 _LABELS = ("rack", "row", "leaf", "pod", "cdu", "pdu", "job")
 _PARTS_OF_NODES = frozenset({"gpu", "port", "nvlink", "psu", "sensor", "disk", "dimm", "cpu", "nic"})
 
@@ -115,6 +117,7 @@ class FactorIndex:
     _works: set[str] = field(default_factory=set)  # ranks, stages and jobs with parents
     _ranks: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)  # rank -> node, stages and jobs
     _devices: Counter[str] = field(default_factory=Counter)  # kind -> entities, of all but work
+    _ran_on: dict[str, str] = field(default_factory=dict)  # rank with a finding -> its GPU, also after its job ended
 
     def refresh(self, time: int) -> None:
         """Rebuilds what the topology changed, and versions that are no longer recent; of changed jobs only those."""
@@ -263,11 +266,22 @@ class FactorIndex:
 
     def node_of(self, entity: str) -> str | None:
         """Returns the node of a device or rank, by topology, else by the name of the device."""
-        node = self.topology.ancestor_of_kind(entity, "node")
+        node = self.topology.ancestor_of_kind(self._gpu_of(entity) or entity, "node")
         if node is None and entity not in self.topology.parents and kind_of(entity) in _PARTS_OF_NODES:
             name = entity.partition(":")[2].rpartition(".")[0] if "." in entity else ""
             return f"node:{name.partition('.')[0]}" if name else None
         return node
+
+    def _gpu_of(self, entity: str) -> str | None:
+        """Returns the GPU of a rank, of one whose job ended the last one; None for anything else."""
+        if kind_of(entity) != "rank":
+            return None
+        if (gpu := self.topology.ancestor_of_kind(entity, "gpu")) is None:
+            return self._ran_on.get(entity)
+        if len(self._ran_on) > MOST_REMEMBERED:
+            self._ran_on = {rank: at for rank, at in self._ran_on.items() if rank in self.topology.parents}
+        self._ran_on[entity] = gpu
+        return gpu
 
     def works_of(self, entity: str) -> tuple[str, ...]:
         """Returns the stages and jobs of a rank, and those whose ranks run on a GPU or node."""
@@ -288,8 +302,16 @@ class FactorIndex:
             node = self.node_of(base)
             if node is not None:
                 above += (node, *(e for e in self.above_node(node) if kind_of(e) not in ("version", "change")))
+            above += self._rails_of(base) if kind_of(base) == "leaf" else ()
             known = self._chains[base] = tuple(dict.fromkeys((base, *above)))
         return known
+
+    def _rails_of(self, leaf: str) -> list[str]:
+        """Returns the rails that all ports of a leaf are on: where each leaf serves one rail, a bad rail is all of its
+        leaves."""
+        ports = [p for p in self.topology.descendants(leaf) if kind_of(p) == "port"]
+        shared = [frozenset(e for e in self.topology.parents[p] if kind_of(e) == "rail") for p in ports]
+        return sorted(frozenset.intersection(*(rails for rails in shared if rails))) if any(shared) else []
 
     def is_placed(self, entity: str) -> bool:
         """Returns whether the topology says what an entity shares with others, or there are no others."""
@@ -340,7 +362,7 @@ class FactorIndex:
         if kind == "leak_detector":  # of a rack; one in a coolant unit names the wet place better than its rack does
             place = next((p for p in self.topology.parents.get(entity, ()) if kind_of(p) in ("rack", "cdu")), entity)
             return place if kind_of(place) == "rack" else entity
-        return (self.topology.ancestor_of_kind(entity, "gpu") if kind == "rank" else None) or entity
+        return self._gpu_of(entity) or entity
 
     def as_json(self) -> list[list[Any]]:
         """Returns the recent changes, which the topology of this moment does not show."""

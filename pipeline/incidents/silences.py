@@ -22,7 +22,7 @@ from pipeline.config.sections import ANY
 from pipeline.judging.mutes import MAX_MUTE_US, Mute
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Incident, iso
-from pipeline.model.topology import Topology, kind_of
+from pipeline.model.topology import WORK, Topology, kind_of
 
 SEVERITY = {"page": "critical", "ticket": "warning", "watch": "info"}
 ALERT_NAMES = {
@@ -124,6 +124,7 @@ def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[st
     """Returns the labels of an incident for matchers: those of its alert, and what all its members are part of.
 
     A kind such as `rack` or `node` is a label, with the name in it, if all members are in one; `scope` has all of them.
+    Jobs, stages and ranks among other members are what suffers: where they run does not count.
     """
     labels: dict[str, tuple[str, ...]] = {
         "alertname": (alert_name(incident.detector),),
@@ -137,7 +138,9 @@ def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[st
     if incident.simulated:
         labels["simulated"] = ("true",)
     shared: dict[str, None] | None = None
-    for member in incident.members or (incident.cause,):
+    members = incident.members or (incident.cause,)
+    devices = [member for member in members if kind_of(member) not in WORK]
+    for member in devices or members:
         chain = dict.fromkeys((member, *topology.ancestors(member)))
         shared = chain if shared is None else {e: None for e in shared if e in chain}
         if not shared:

@@ -397,3 +397,41 @@ def test_parents_that_no_inventory_lists_are_weighed_too(nodes_named: int) -> No
             *(found(f"port:t{n}.{p}", "link", "ticket") for n in range(nodes_named) for p in range(0, 6, 2))
         )
     assert {i.severity for i in case.desk.incidents.values()} == {"ticket"}
+
+
+def rails(nodes: int = 16) -> Topology:
+    """Returns nodes in two pods, each with a leaf for each of two rails."""
+    parents: dict[str, tuple[str, ...]] = {}
+    for n in range(nodes):
+        parents[f"node:n{n}"] = (f"rack:r{n // 4}",)
+        for rail in range(2):
+            leaf = f"leaf:l{2 * (n // (nodes // 2)) + rail}"
+            parents[f"port:n{n}.{rail}"] = (f"node:n{n}", leaf, f"rail:{rail}")
+    return Topology(parents)
+
+
+def test_a_leaf_that_is_reported_itself_is_part_of_the_rail_that_all_its_ports_are_on() -> None:
+    case = site(rails())
+    case.report_findings(*(found(f"port:n{n}.0", "link", "page") for n in range(16)), found("leaf:l0", "link", "page"))
+    assert case.causes() == {"rail:0"}
+
+
+def test_a_gpu_that_falls_silent_because_its_driver_hangs_stays_with_the_driver_version() -> None:
+    topology = hall()
+    versions = {f"node:n{n}": {"nvidia_driver": "new" if n % 3 == 0 else "old"} for n in range(64)}
+    case = site(Topology(topology.parents, versions))
+    case.report_findings(*(found(f"gpu:n{n}.0", "xid", "page") for n in range(0, 48, 3)))
+    case.report_findings(*(found(f"gpu:n{n}.0", "telemetry", "page") for n in range(0, 48, 3)))
+    assert case.causes() == {"version:nvidia_driver=new"}
+
+
+def test_a_rank_that_was_slow_before_its_job_ended_belongs_to_a_fault_found_afterwards() -> None:
+    plant = hall(loops=1)
+    ranks = {f"rank:1.{n}": ("job:1", f"gpu:n{n}.0") for n in range(16)}
+    topology = Topology({**plant.parents, **ranks})
+    case = site(topology)
+    case.report_findings(found("rank:1.3", "straggler", "page"))
+    topology.remove_entities([*ranks, "job:1"])
+    hot = [found(f"gpu:n{n}.{g}", "thermal", "page") for n in range(16) for g in range(2)]
+    case.report_findings(*hot, found("cdu:c0", "coolant", "page"))
+    assert case.causes() == {"cdu:c0"}
