@@ -1,4 +1,4 @@
-"""The cost of the common kernel and of the state of all detectors: a tick of a whole fleet, memcpy, a snapshot.
+"""The cost of the detectors: the common kernel beside memcpy, a snapshot of all state, a tick of all detectors.
 
     python -m benchmarks.detectors [--gpus 100000] [--metrics 20] [--cohort 256] [--ticks 15] [--nodes 4096]
 
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from agents.sim.scenario import Fleet, Scenario
+from agents.sim.world import draw_world
 from benchmarks.detection.judge import Trial
 from detectors.base import kernel
 from detectors.base.streams import LEARN, Channel, Streams
@@ -28,6 +29,8 @@ from pipeline.store.detector_state import delete_other_states, state_folder, wri
 _STATE_BYTES = 24  # of a stream, read and written
 _INPUT_BYTES = 20  # residual, scale, widening, limit and least effect, float32 each, read
 _SNAPSHOT_S = 600.0  # simulated s before the snapshot; longer, and it has no other size
+_WATCHED_S = 1200.0  # simulated s in which all detectors are timed, after as many in which they learn
+_BUSY = 0  # a world (agents/sim/world.py) in which seven jobs in ten have one node: one starts or ends at each tick
 _WARM = 2 * LEARN  # ticks before the measurement, so that all streams have learned
 
 
@@ -97,6 +100,18 @@ def snapshot_cost(nodes: int) -> tuple[float, float, int]:
     return *(statistics.median(values) for values in zip(*spent, strict=True)), size
 
 
+def tick_cost(nodes: int, world: int | None) -> tuple[float, float]:
+    """Returns CPU seconds of all detectors per tick of a fleet, and changes of jobs per tick."""
+    scenario = Scenario(2 * _WATCHED_S, 10.0, None, Fleet(nodes, 8))
+    scenario = scenario if world is None else scenario.in_world(draw_world(world))
+    trial = Trial(scenario, 1)
+    run = trial.run(scenario.ticks // 2)
+    ticks, version = next(run), trial.topology.version
+    before = trial.seconds["detectors"]
+    ticks = next(run) - ticks
+    return (trial.seconds["detectors"] - before) / ticks, (trial.topology.version - version) / ticks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="what the common kernel of the detectors costs")
     parser.add_argument("--gpus", type=int, default=100_000)
@@ -118,6 +133,10 @@ def main() -> None:
     print(f"state of all detectors, {options.nodes:,} nodes:")
     print(f"  {size / 1e6:.0f} MB written in {cpu:.2f} s of CPU, {wall:.1f} s")
     print(f"  every {SNAPSHOT_EVERY // SECOND} s: {rate:.2f} s of CPU a minute; expected <= 0.4 s")
+    for world, name in ((None, "jobs of days"), (_BUSY, "jobs of one node that start and end")):
+        cpu_per_tick, changes = tick_cost(options.nodes, world)
+        what = f"all detectors, {options.nodes:,} nodes, {name} ({changes:.1f} changes a tick)"
+        print(f"{what}: {cpu_per_tick * 1000:.0f} ms a tick")
 
 
 if __name__ == "__main__":
