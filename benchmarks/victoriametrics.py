@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ class VictoriaMetrics:
         self.folder = folder
         self.port = _free_port()
         command = [binary, f"-storageDataPath={folder}/data", f"-httpListenAddr=127.0.0.1:{self.port}"]
-        command += ["-retentionPeriod=12", "-search.disableCache", "-search.latencyOffset=1s"]
+        command += ["-retentionPeriod=120", "-search.disableCache", "-search.latencyOffset=1s"]
         command += ["-search.maxUniqueTimeseries=1000000"]
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
@@ -159,10 +159,10 @@ class VictoriaMetrics:
     def get(self, path: str) -> bytes:
         return _get(self.port, path)
 
-    def load(self, load: Load) -> float:
-        """Imports the samples; returns the CPU of the server until everything is merged."""
+    def load(self, lines: Iterable[bytes]) -> float:
+        """Imports bodies of /api/v1/import; returns the CPU of the server until everything is flushed."""
         link, begun = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300), self.cpu()
-        for body in bodies(load):
+        for body in lines:
             link.request("POST", "/api/v1/import", body)
             answer = link.getresponse()
             answer.read()
@@ -313,7 +313,7 @@ def fleet(binary: str, folder: Path, nodes: int) -> None:
     load = Load(nodes * 8, 60, 10, int(time.time()) // 3600 * 3600 - 3600, GAUGES)
     server, ours = VictoriaMetrics(binary, _made(folder / "vm")), Ours(_made(folder / "ours"), load)
     try:
-        imported = server.load(load)
+        imported = server.load(bodies(load))
         print(f"{'':58} {'ours':>9} {'VM':>9}")
         compare(
             "insert: M samples per CPU second", load.samples / ours.inserted / 1e6, load.samples / imported / 1e6, "M/s"
@@ -346,7 +346,7 @@ def day(binary: str, folder: Path, devices: int, hours: int) -> None:
     load = Load(devices, hours * 3600, 1, start, (*GAUGES[:8], *COUNTERS))
     server, ours = VictoriaMetrics(binary, _made(folder / "vm")), Ours(_made(folder / "ours"), load)
     try:
-        imported = server.load(load)
+        imported = server.load(bodies(load))
         compare(
             "insert: M samples per CPU second", load.samples / ours.inserted / 1e6, load.samples / imported / 1e6, "M/s"
         )
