@@ -1,4 +1,4 @@
-"""An act: what somebody wants done to nodes, its plan, approvals and state.
+"""An act: a requested change of nodes, its plan, approvals and state.
 
 The states and who may move an act between them are data (`TRANSITIONS`). `executed` says that the command ran,
 `verified` that a check afterwards saw its effect: the two are different words on purpose.
@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a guard fails that nobody may override."""
+        """Whether a guard fails that has no override."""
         return any(not g.overridable for g in self.failing)
 
     def hash(self, act: Act) -> str:

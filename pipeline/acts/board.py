@@ -1,8 +1,8 @@
 """The board of acts: who may ask, approve, cancel and carry out what, in which order. It calls no scheduler itself.
 
-People and policies propose. The executor, a process of its own with the credentials, asks for work (`claim`), plans it
+People and policies propose. The executor, a separate process with the credentials, asks for work (`claim`), plans it
 against the scheduler, and reports. An act is executed only if the plan that people approved is still the plan. Each
-change is one transaction with its history and audit; what is refused is an audit row too.
+change is one transaction with its history and audit; a refused attempt is an audit row too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Job = Literal["plan", "execute", "resume", "verify", "watch"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing for the executor to do. facts: for a plan; before an act is executed they are collected anew."""
+    """One thing for the executor to do. facts: for a plan; before an act is executed they are collected again."""
 
     job: Job
     act: Act
@@ -43,7 +43,7 @@ class Board:
     """All acts of a store. Thread-safe. collect_facts: what the pipeline knows about the targets of an act.
 
     fleet_nodes: size of the fleet, 0 if unknown.
-    notify: tells all operators what nobody may overlook: break-glass, an open breaker.
+    notify: notifies all operators of break-glass and of an open breaker.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Board:
         if verb not in VERBS:
             raise UsageError(f"verb = {verb!r}: expected one of {', '.join(VERBS)}")
         if not reason.strip():
-            raise UsageError("reason: is empty; expected why, for whoever approves it")
+            raise UsageError("reason: is empty; expected why, for the approver")
         found, mode, now = check_targets(targets), self.config.mode_of(verb), self.clock()
         if mode == "off":
             self.refuse(who, f"propose {verb}", ", ".join(found), f"[acts] {verb} is off")
@@ -200,7 +200,7 @@ class Board:
         with self._lock:
             act = self.find(id_)
             if act.state not in ("proposed", "planned", "awaiting_approval", "approved"):
-                self.refuse(who, "cancel act", id_, f"it is {act.state}; what was done is undone by a release")
+                self.refuse(who, "cancel act", id_, f"it is {act.state}; a release undoes it")
             return self._save(act.move("cancelled", self.clock()), who, "cancel act", comment)
 
     def close_breaker(self, who: Caller, is_person: bool, reason: str) -> None:
@@ -229,7 +229,7 @@ class Board:
         return self._collect_facts(self.find(id_))
 
     def plan(self, id_: str, plan: Plan) -> Act:
-        """Records the plan of an act: refused by a guard that nobody may override, else it waits for approval."""
+        """Records the plan of an act: refused by a guard without an override, else it waits for approval."""
         with self._lock:
             act, now = self.find(id_), self.clock()
             if act.state not in ("proposed", "planned", "awaiting_approval", "approved"):
@@ -341,7 +341,7 @@ class Board:
             self._open_breaker_if_due()
 
     def refuse(self, who: Caller | str, action: str, target: str, reason: str) -> None:
-        """Records what was refused, and raises NotAllowed."""
+        """Records a refused attempt, and raises NotAllowed."""
         with self.database.transaction() as connection:
             write_audit(connection, [AuditEntry(who, action, target, reason, "refused")], self.clock())
         raise NotAllowed(f"{action} {target}: {reason}")
@@ -351,7 +351,7 @@ class Board:
         with self.database.transaction() as connection:
             found = connection.execute("SELECT version, state FROM acts WHERE id = $1", [act.id]).fetchone()
             if found is not None and int(found[0]) >= act.version:
-                raise Outdated(f"act {act.id}: has changed meanwhile; it is {found[1]}")
+                raise Outdated(f"act {act.id}: has changed; it is now {found[1]}")
             after = {"state": act.state, "targets": list(act.targets), "verb": act.verb, "mode": act.mode}
             before = None if found is None else {"state": found[1]}
             entry = AuditEntry(who, action, act.id, comment, "done", before, after)

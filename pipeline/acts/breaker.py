@@ -39,7 +39,7 @@ def find_approving_policy(
 ) -> str | None:
     """Returns the name of the policy that may approve this act by itself; None: a person must.
 
-    A policy approves only for a scope: one for everywhere (`*`) proposes at most. A person who is called like a policy
+    A policy approves only for a scope: one for everywhere (`*`) proposes at most. A person with the name of a policy
     is none.
     """
     if (

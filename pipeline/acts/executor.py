@@ -1,7 +1,7 @@
-"""The executor: plans and carries out acts with the credentials of the scheduler, in a process of its own.
+"""The executor: plans and carries out acts with the credentials of the scheduler, in a separate process.
 
 The intent is written before the first command, the guards are evaluated again at that moment, and after an interruption
-the scheduler is read first: what was done is not done twice, and what nobody knows is looked up, not assumed.
+the scheduler is read first: a finished step is not repeated, and an unknown state is read, not assumed.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Executor:
     # --- afterwards ---------------------------------------------------------------------------------
 
     def _read_once(self) -> SchedulerState:
-        """Returns the scheduler's state of this round, for looking only: what is carried out is read anew."""
+        """Returns the scheduler's state of this round, for reading only: an act reads it again."""
         self._seen = self._seen or self._scheduler.read_state(self.clock())
         return self._seen
 

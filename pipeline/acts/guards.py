@@ -1,6 +1,6 @@
 """The guards: limits that hold even when the detectors, the scheduler or the people are wrong.
 
-Each is a pure function of what is asked, what the scheduler shows and what the pipeline knows. All are evaluated when
+Each is a pure function of the request, the state of the scheduler and the facts of the pipeline. All are evaluated when
 an act is planned and again immediately before it is executed. The numbers are chosen: no fleet has published limits of
 its own; they are a tenth of the default of the breaker of NVIDIA's NVSentinel (50 % of the nodes).
 """
@@ -26,7 +26,7 @@ class Facts:
     automatic: a program asks, not a person.   condition: "open", "cleared", or "" without an incident.
     cause: of the incident.   cause_nodes: nodes below a cause that is a rack, loop or another group.
     silent: targets without telemetry now.   open_acts: other acts that may still do something, by target.
-    recent: acts executed in the last 10 minutes.   excluded: patterns of nodes that nobody may act on.
+    recent: acts executed in the last 10 minutes.   excluded: patterns of nodes that are excluded from acts.
     recovery: what NVIDIA's driver or DCGM recommends, by target.   held: act in force, by target.
     checks: checks that ran on a target after it was held, by target.   breaker: why automation is stopped; "" if not.
     checkpoints: jobs that wrote a checkpoint since the act was approved.
@@ -153,7 +153,7 @@ _ALWAYS: tuple[Guard, ...] = (_known, _state_age, _one_act, _excluded, _rate)
 
 
 def _foreign(q: Question) -> GuardResult:
-    """A node that is out of service already keeps its state and reason, whoever wrote it."""
+    """A node that is out of service already keeps its state and reason, of any author."""
     foreign = [f"{n.name}: {n.reason or n.state}" for n in q.nodes if n.out and n.mark != q.act.mark]
     return GuardResult("in_service", _some(foreign) or "in service", "not out of service already", not foreign)
 

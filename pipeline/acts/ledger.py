@@ -161,6 +161,6 @@ def read_breaker(cursor: duckdb.DuckDBPyConnection) -> str:
 
 
 def read_breaker_closed(cursor: duckdb.DuckDBPyConnection) -> int:
-    """Returns when a person last closed the breaker (UTC us), 0 if never: what was before no longer counts."""
+    """Returns when a person last closed the breaker (UTC us), 0 if never: failures before it no longer count."""
     found = cursor.execute("SELECT epoch_us(max(closed)) FROM act_breaker").fetchone()
     return int(found[0]) if found and found[0] is not None else 0

@@ -1,4 +1,4 @@
-"""The board over HTTP, for the executor: it has a token of its own and no access to the store."""
+"""The board over HTTP, for the executor: it has its own token and no access to the store."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 OWNER = "fleetpulse:"
-"""How every reason begins that we write; a node with another reason is somebody else's."""
+"""How every reason begins that we write; a node with another reason belongs to others."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerNode:
-    """One node. out: gets no new work, whoever decided it.  reason: as stored.  jobs: ids of what runs on it.
+    """One node. out: gets no new work, by any author.  reason: as stored.  jobs: ids of jobs on it.
     version: a number that changes with each change, where the scheduler has one."""
 
     name: str
@@ -23,7 +23,7 @@ class SchedulerNode:
 
     @property
     def mark(self) -> str:
-        """The owner mark in the reason ("fleetpulse:ACT-..."), "" if it is somebody else's or there is none."""
+        """The owner mark in the reason ("fleetpulse:ACT-..."), "" if it belongs to others or there is none."""
         return self.reason.split()[0] if self.reason.startswith(OWNER) and self.reason.split() else ""
 
 

@@ -27,7 +27,7 @@ class ActLimits:
     """[acts.limits]: limits of the guards (pipeline/acts/guards.py). All are chosen: no fleet has published its own.
 
     Shares are of all nodes that the scheduler has, or of a job's nodes; one node is always allowed.
-    ceiling_share: of the fleet; nobody can override it.   two_people_gpus: size of a job above which two people must
+    ceiling_share: of the fleet; without an override.   two_people_gpus: size of a job above which two people must
     stand behind a hold.   state_seconds: oldest state of the scheduler that may be acted on.
     """
 
@@ -101,7 +101,7 @@ class Acts:
     """[acts]: mode of each verb, who carries it out, and how long things wait (docs/acts.md).
 
     A fresh install changes nothing: hold and release are dry runs, hard verbs are off.
-    adapters: verb -> adapter; those not named use `adapter`.   excluded: patterns of nodes that nobody acts on.
+    adapters: verb -> adapter; those not named use `adapter`.   excluded: patterns of nodes without acts.
     approval_minutes: an approved act that has not begun by then expires.   proposal_hours: the same without approval.
     exec: verb, or diagnose-LEVEL -> argv; {node}, {act} and {reason} are replaced.   break_glass_per_hour: nodes on
     which an administrator alone may do what needs two people.   burn_in_days: after a release, tighter limits hold.

@@ -83,7 +83,7 @@ class Dashboard:
     `names`: host names under which browsers reach it, besides loopback, `host` and that of [notify] external_url.
     `base_path`: path under which a proxy serves it; the proxy passes it on.
     `trusted_proxies`: addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto count.
-    `roles`: role of each group of `oidc` or `proxy_login`; without a group here nobody gets in.
+    `roles`: role of each group of `oidc` or `proxy_login`; without a group here no one has access.
     `connections`: maximum connections, two per viewer.
     """
 

@@ -109,8 +109,8 @@ class Site:
 class Agent:
     """[agent]: name of this node, interval of readings (s), and the collectors to use (empty: all).
 
-    linger: readings of so many seconds are sent as one message, which is smaller and cheaper; 0: each at once. Events
-    are always sent at once. Chosen: a frame is two of them; more than 10 s would look like silence.
+    linger: readings of so many seconds are sent as one message, which is smaller and cheaper; 0: each reading. Events
+    are always sent immediately. Chosen: a frame is two of them; more than 10 s would look like silence.
     otlp_port: port on 127.0.0.1 on which the agent receives OTLP over HTTP from programs of its node; 0: off.
     """
 
@@ -360,7 +360,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class EscalationStep:
-    """[[incidents.escalation]]: receivers that are told of a page which waits for a person for so many minutes."""
+    """[[incidents.escalation]]: receivers that get a page which waits for a person for so many minutes."""
 
     after_minutes: float = field(metadata=_POSITIVE)
     receivers: tuple[str, ...] = field(metadata=_NAMES)
@@ -370,7 +370,7 @@ class EscalationStep:
 class Incidents:
     """[incidents]: how incidents live: acknowledgements, storms, flaps, escalation, advice (docs/incidents.md).
 
-    acknowledge_hours: a page that nobody works on any more must not stay quiet for a shift; of tickets, 0: for ever.
+    acknowledge_hours: a page that no one works on any more must not stay quiet for a shift; of tickets, 0: for ever.
     storm_pages: more than a person reads, within storm_minutes.   flaps: returns within an hour after which an
     incident is shown as open for flap_minutes after its findings end.   idle_hours: how long a slow GPU stays open
     without a job that could show it again.   slurm_seconds: between readings of Slurm's reservations; 0: never. Chosen.
@@ -442,7 +442,7 @@ class Config:
 
 
 def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """Loads the configuration. Raises ConfigError naming file, key, what was found and what was expected."""
+    """Loads the configuration. Raises ConfigError naming file, key, the value found and the one expected."""
     chosen = files.find_file(path, environ)
     source, table = str(chosen) if chosen else "defaults", dict[str, Any]()
     for where, layer in files.read_layers(chosen, environ) if chosen else ():

@@ -111,7 +111,7 @@ class FactSource:
 
 
 def is_at_work(act: Act) -> bool:
-    """Returns whether an act has been approved and is not over: no other act begins on its nodes meanwhile."""
+    """Returns whether an act has been approved and is not over: no other act begins on its nodes until then."""
     return act.is_open and act.state not in ("proposed", "planned", "awaiting_approval")
 
 

@@ -75,7 +75,7 @@ class PolicyProposer:
 
 
 def is_due(incident: Incident, now: int) -> bool:
-    """Returns whether an incident may get an act of a policy: open, new, real, not silenced, and nobody has it."""
+    """Returns whether an incident may get an act of a policy: open, new, real, not silenced, and without an owner."""
     new = 0 <= now - incident.opened < FRESH
     return new and incident.state == "open" and not incident.simulated and not incident.is_held_back
 

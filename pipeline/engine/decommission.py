@@ -2,7 +2,7 @@
 
     decommissioned   its open incidents are resolved with the reason; an event `maintenance_start` makes the detectors
                      expect nothing of it, and is repeated for as long as a silent node is looked for
-    meanwhile        telemetry and events that it still sends are stored and counted, and reach no frame; findings about
+    afterwards       telemetry and events that it still sends are stored and counted, and reach no frame; findings about
                      it are dropped; counts of agents and the fleet leave it out
     returned         only by a person: a node that starts again by mistake must not page. `maintenance_end` follows
 
@@ -41,7 +41,7 @@ _OWN_KINDS = ("maintenance_start", "maintenance_end")
 
 @dataclass(frozen=True, slots=True)
 class Decommission:
-    """A node out of service: since when, by whom, why, and when and by whom it was returned."""
+    """A node out of service: start, author and reason, and time and author of its return."""
 
     node: str
     since: int

@@ -163,7 +163,7 @@ class Engine:
         self._read_stored(start or 0)
 
     def _read_stored(self, start: int) -> None:
-        """Reads and evaluates again what is stored since the snapshot."""
+        """Reads and evaluates again the rows since the snapshot."""
         self._stored_events: list[Event] = []  # only while stored rows are read
         read_since(self.database, start, self.clock() + MAX_FUTURE, self._add_stored)
         self._evaluate_arrived(self._stored_events, again=True)
@@ -251,7 +251,7 @@ class Engine:
     def review_budget(self) -> None:
         """Lowers detectors that spent their page budget to tickets, and raises those with room again.
 
-        What was counted is in the store, so that a restart comes to the same.
+        The counts are in the store, so that a restart comes to the same.
         """
         with self.lock:
             self._budget_reviewed = now = self.clock()
@@ -366,7 +366,7 @@ class Engine:
         return payloads
 
     def advance_life(self) -> list[Change]:
-        """Does what is due by the clock: see `LifeBook.advance`. Cheap if nothing is."""
+        """Makes the changes that are due by the clock: see `LifeBook.advance`. Cheap if nothing is."""
         with self.lock:
             now = self.clock()
             if now < self.life.due:

@@ -121,8 +121,8 @@ class People:
         return self._note(incident, "commented", "comment", user, comment, version)
 
     def assign(self, incident: str, user: str, to: str, comment: str, version: int | None = None) -> Incident:
-        """Assigns an incident to a person; to nobody if `to` is empty."""
-        text = f"to {to}" if to else "to nobody"
+        """Assigns an incident to a person; an empty `to` removes the assignee."""
+        text = f"to {to}" if to else "to no one"
         said = f"{text}: {comment}" if comment else text
         return self._note(incident, "assigned", "assign", user, said, version, assignee=to)
 
@@ -267,7 +267,7 @@ class People:
 
     def _check_version(self, what: str, given: int, now: int) -> None:
         if given != now:
-            raise Outdated(f"{what}: is version {now} now, not {given}: somebody changed it; read it again")
+            raise Outdated(f"{what}: is version {now} now, not {given}: it was changed; read it again")
 
     def _find(self, incident: str) -> Incident:
         """Returns an incident as people see it, also one of long ago. Raises NoSuchIncident."""
@@ -318,7 +318,7 @@ class People:
         ends: int | None = None,
         reason: str | None = None,
     ) -> Silence:
-        """Changes or extends a silence that has not ended; what is None stays."""
+        """Changes or extends a silence that has not ended; a field that is None stays."""
         with self.engine.lock:
             now, before = self.engine.clock(), self._find_silence(id_, version)
             if before.expired is not None or before.ends <= now:
@@ -365,7 +365,7 @@ class People:
         return found
 
     def _save_silence(self, made: Silence, verb: str, user: str, before: Silence | None) -> Silence:
-        """Stores a silence with its audit, and applies it to the open incidents at once."""
+        """Stores a silence with its audit, and applies it to the open incidents."""
         engine, now = self.engine, self.engine.clock()
         facts = None if before is None else before.as_json(now)
         entry = AuditEntry(user, f"{verb} {made.kind}", made.id, made.reason, "done", facts, made.as_json(now))
@@ -433,7 +433,7 @@ class People:
         return engine.list_budgets()
 
     def change_calibration(self, action: Calibrated, version: int | None, user: str) -> list[dict[str, Any]]:
-        """Pins a version, or what is in force now; unpins; or returns to a version. Returns the versions.
+        """Pins a version, or the one in force now; unpins; or returns to a version. Returns the versions.
 
         The decision is an event, so that a restart and a replay apply it too. Raises KeyError without that version.
         """

@@ -1,7 +1,7 @@
-"""Decodes OTLP metrics requests, with a cache of layouts: names and attributes are looked at once per layout.
+"""Decodes OTLP metrics requests, with a cache of layouts: names and attributes are checked one time per layout.
 
 A message is flattened by the walker. Each resource has a hash of everything but its values, times and flags; the cache
-has the plan for it, which tells where each value goes. A new layout costs a pass in Python over its bytes.
+has the plan for it, with the place of each value. A new layout costs a pass in Python over its bytes.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class NodeSamples:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What was read of one resource. faults: reasons for what was rejected.  dropped: counts of what is not kept."""
+    """Values of one resource. faults: reasons of rejections.  dropped: counts of values that are not kept."""
 
     nodes: tuple[NodeSamples, ...] = ()
     faults: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class _Entries(NamedTuple):
 class PartPlan:
     """The plan for the values of one node.
 
-    layout: names, as admission checks them.  inventory: entity -> what is reported about it.
+    layout: names, as admission checks them.  inventory: entity -> its reported facts.
     measured: entities that are not custom signals.  counted: the last answer of `count_values`.
     """
 

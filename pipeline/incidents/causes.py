@@ -162,8 +162,8 @@ class CauseRules:
         )
 
     def can_absorb(self, case: Case, symptom: Finding | Condition, severity: str, began: int) -> bool:
-        """Returns whether an open case absorbs a finding below its cause: not what began long before, what is more
-        severe than a cause that is not firm, or what is slow long after coolant or power failed and says not why."""
+        """Returns whether an open case absorbs a finding below its cause: not one that began long before, one more
+        severe than a cause that is not firm, or slowness long after coolant or power failed without a reason."""
         cause, family = case.incident.cause, detector_family(symptom.detector)
         if case.is_generic and symptom.detector not in GENERIC_DETECTORS:
             return False

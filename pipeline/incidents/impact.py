@@ -321,7 +321,7 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
 
 
 def name_affected(impact: Mapping[str, Any]) -> str:
-    """Returns who is affected, for a title: `job 81 hangs (512 GPUs)`, `rank 79 of job 81 on it`; empty: no job."""
+    """Returns affected jobs, for a title: `job 81 hangs (512 GPUs)`, `rank 79 of job 81 on it`; empty: no job."""
     suffering = [j for j in impact["jobs"] if j["state"] in SUFFERS]
     if len(suffering) > 1:
         return f"{len(suffering)} jobs suffer ({_count(sum(j['gpus'] for j in suffering), 'gpu')})"

@@ -196,7 +196,7 @@ def read_short_impacts(cursor: duckdb.DuckDBPyConnection) -> Mapping[str, dict[s
 
 
 def read_affected(cursor: duckdb.DuckDBPyConnection) -> Mapping[str, str]:
-    """Returns incident -> who is affected, for its title."""
+    """Returns incident -> affected jobs or ranks, for its title."""
     query = "SELECT incident, detail ->> '$.title' AS title FROM impact WHERE title <> ''"
     return dict(cursor.execute(query).fetchall())
 

@@ -2,7 +2,7 @@
 
 Its offset is its identity, so each is stored once. Rules besides those of admission: of a node with an agent of ours,
 only custom signals are stored, since the agent measures the rest itself; a time ahead of ours by more than the clock
-bound is moved back, but never forward, since nothing tells a late message from a clock that is behind.
+bound is moved back, but never forward, since a late message looks like a clock that is behind.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _build_item(message: Message, batch: ForeignBatch, arrival: Arrival) -> Item
     return Item(message, batch, first, last, rows, sum(node.shape.cells for node in batch.nodes), arrival.time)
 
 
-# --- who has an agent -----------------------------------------------------------------------------------------------
+# --- nodes with an agent ---------------------------------------------------------------------------------------------
 
 
 class AgentPresence:

@@ -59,7 +59,7 @@ MAX_UNANSWERED = 300 * SECOND
 and its data will be late. Chosen: brokers elect a new leader within 30 s, so a longer outage needs a person."""
 MAX_OFFLINE = 10 * SECOND
 """The same for a partition without a leader (us): its brokers may be away for hours. Chosen: as long as a silent sender
-holds the watermark; brokers with other replicas elect a leader at once."""
+holds the watermark; brokers with other replicas elect a leader immediately."""
 _ATTEMPTS = 3  # of one commit before the poison message is searched for
 
 

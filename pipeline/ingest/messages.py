@@ -45,7 +45,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class ForeignBatch:
-    """The samples of one message. faults: reasons for what is rejected.  counts: of what was not kept.
+    """The samples of one message. faults: reasons of rejections.  counts: of samples that were not kept.
 
     gateway: the node whose spool it comes from; "" for a message without an envelope.
     """

@@ -62,7 +62,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
 _NAMES_WORK = re.compile(r"\b(jobs?|ranks?|stages?)\b", re.IGNORECASE)
 _OF_A_JOB = ("rank", "stage")
 _VERSIONS = ("version", "change")
-"""Kinds whose names are `attribute=version`, which has dots of its own."""
+"""Kinds whose names are `attribute=version`, which has dots too."""
 
 
 def entity_name(entity: str) -> str:
@@ -89,7 +89,7 @@ def pager_title(entity: str, text: str) -> str:
 
 
 def add_to_title(title: str, affected: str) -> str:
-    """`CDU c2: flow 193 L/min, minimum 225; job 81 hangs (64 GPUs)`: a title with who is affected. The number of GPUs,
+    """`CDU c2: flow 193 L/min, minimum 225; job 81 hangs (64 GPUs)`: a title with the affected job. The number of GPUs,
     then all of it, is left out if that is longer than TITLE_LENGTH; also if the title names a job or rank itself."""
     if not affected or _NAMES_WORK.search(title):
         return title

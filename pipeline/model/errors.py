@@ -1,4 +1,4 @@
-"""The error classes. A message says where, what was found, what was expected, and what to do.
+"""The error classes. A message names the place, the value found, the value expected, and the remedy.
 
 FleetpulseError
   UsageError          bad arguments or bad input files            exit 2
@@ -68,7 +68,7 @@ class NotAllowed(Refused):
 
 
 class Outdated(Refused):
-    """What is to be changed has changed since the caller read it."""
+    """The object has changed since the caller read it."""
 
 
 class OverLimit(Refused):

@@ -196,12 +196,12 @@ class Finding:
 class Life:
     """What people and the clock have done to an incident, beside its findings. Times are those of the clock.
 
-    acknowledged_until: when the acknowledgement expires; None: never.   told: members when receivers were last told,
+    acknowledged_until: when the acknowledgement expires; None: never.   told: members in the last message to receivers,
     or when it was acknowledged.   silenced_by: ids of silences and maintenance windows.   inhibited_by: incidents that
-    stand for it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
+    represent it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
     returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
-    represents: of a storm, the incidents that it stands for.   inhibitor, inhibit_rule: the incident and the rule of
-    [[notify.inhibit_rules]] for which receivers are not told.
+    represents: of a storm, the incidents that it represents.   inhibitor, inhibit_rule: the incident and the rule of
+    [[notify.inhibit_rules]] for which receivers get no message.
     """
 
     acknowledged_by: str = ""
@@ -265,7 +265,7 @@ class Incident:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether no receiver is told: it is silenced, or another incident stands for it."""
+        """Whether receivers get no message: it is silenced, or another incident represents it."""
         return bool(self.life.silenced_by or self.life.inhibited_by)
 
     def as_json(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Incident:
 class Caller(str):
     """The name of who calls the API, with the role that the token gives and where the call comes from.
 
-    on_behalf_of: the token may name the person for whom it acts.   is_person: a person who signed in, as such a
+    on_behalf_of: the token may name the person who acts.   is_person: a person who signed in, as such a
     program says.   is_executor: the token may carry out acts.
     """
 

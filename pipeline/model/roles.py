@@ -1,4 +1,4 @@
-"""Roles of callers of the API. A module of its own: the configuration needs it and must stay light."""
+"""Roles of callers of the API. A separate module: the configuration needs it and must stay light."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Objectives: what a fleet, a tenant or a job is promised, what was lost and why, and which parts fail how often."""
+"""Objectives: error budgets of a fleet, a tenant or a job, losses by cause, and failure rates of parts."""

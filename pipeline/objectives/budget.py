@@ -38,7 +38,7 @@ RULES: tuple[BurnRule, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was there and what of it was lost, in the same unit: GPU-hours or node-hours.
+    """The total and the lost part of it, in the same unit: GPU-hours or node-hours.
 
     measured: share of the total whose loss can be measured.
     """

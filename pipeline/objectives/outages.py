@@ -51,7 +51,7 @@ class Outages:
 
 
 def read_outages(cursor: duckdb.DuckDBPyConnection, start: int, end: int, node_of: NodeOf) -> Outages:
-    """Returns what was out of service between two times."""
+    """Returns the nodes out of service between two times."""
     found: dict[str, list[tuple[int, int]]] = {}
     for _, cause, detector, members, a, b, severity, _summary in cursor.execute(FAULTS, [start, end]).fetchall():
         if severity != "page":

@@ -1,6 +1,6 @@
 """What each minute adds: GPU-hours lost per incident and job, and the energy of the GPUs of each job.
 
-`impact_jobs` has totals only. `job_loss` has what was added since, so that a loss belongs to a time: each row is the
+`impact_jobs` has totals only. `job_loss` has each addition, so that a loss belongs to a time: each row is the
 difference between the total and the rows so far, so that a restart repeats and forgets nothing. `job_energy` has a row
 per job and hour.
 """

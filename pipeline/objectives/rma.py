@@ -1,6 +1,6 @@
 """The packet for a return to the vendor: what a vendor asks for, of one device and its node, around one fault.
 
-Only what is listed here goes into it: identity, hardware events, counters, values beside peers, results of tests. No
+Only these facts go into it: identity, hardware events, counters, values beside peers, results of tests. No
 names of people, jobs, accounts or addresses, and no comments; text from devices passes `redact`.
 """
 
@@ -145,7 +145,7 @@ def collect_packet(
 
 
 def read_identity(cursor: duckdb.DuckDBPyConnection, entities: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns serial numbers, slots and firmware of the device, its node and what is in it."""
+    """Returns serial numbers, slots and firmware of the device, its node and the parts of it."""
     rows = dict(
         cursor.execute(
             "SELECT entity, attributes FROM entity WHERE list_contains($1::VARCHAR[], entity)", [list(entities)]

@@ -1,4 +1,4 @@
-"""What is wrong in a site's topology: within the sources, between them, and against what agents report."""
+"""Problems in a site's topology: within the sources, between them, and against what agents report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_COMPARED = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding. level: `fault` for what is not used, `warning` for what is doubtful, `note` for what was left out.
+    """One finding. level: `fault`: not used, `warning`: doubtful, `note`: left out.
 
     hint: what to do; empty if it follows from the text.
     """
@@ -34,7 +34,7 @@ class Problem:
 
 
 def check_sources(named: Mapping[str, SourceTopology], merged: MergedTopology) -> list[Problem]:
-    """What is wrong in the sources and between them."""
+    """Problems in the sources and between them."""
     problems: list[Problem] = []
     for (source, entity), why in merged.refused.items():
         problems.append(Problem("fault", "circle", source, entity, why, "remove one of these lines"))

@@ -15,7 +15,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The names of a host list. Raises ValueError with what is wrong."""
+    """The names of a host list. Raises ValueError with the problem."""
     found: list[str] = []
     for item in _split(text):
         pieces = _PART.split(item)

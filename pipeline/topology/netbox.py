@@ -17,7 +17,7 @@ from pipeline.topology.source import Link, Naming, SourceFile, SourceTopology, a
 
 _URL = re.compile(r"/api/dcim/([a-z-]{1,40})/")
 _TABLES = ("sites", "locations", "racks", "power-panels", "power-feeds", "devices", "cables")
-"""In this order: what is below comes after what it is in."""
+"""In this order: a part comes after its container."""
 ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -136,7 +136,7 @@ def _add_device(
     }
     found.define(file, place, entity, above, **facts)
     known.devices[require_text(row, file, place, "id")] = entity
-    if rack and kind in ("pdu", "cdu"):  # they supply the rack that they stand in
+    if rack and kind in ("pdu", "cdu"):  # they supply their own rack
         found.add(file, place, naming.entity("rack", rack), (entity,))
 
 

@@ -1,7 +1,7 @@
 """The contract of a source of topology: text of files in, lines with parents and links out.
 
 A source reads what one system of a site exports. It never reads half a file: a file with an error raises UsageError
-that names the file, the place, what was found and what was expected. What it leaves out on purpose is a remark.
+that names the file, the place, the value found and the one expected. A part left out on purpose is a remark.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Naming:
 class SourceTopology:
     """What a source says. parents: entity -> its parents, nearest first.  open_ends: ports of cables with one end.
 
-    duplicates: entity -> the places that describe it differently.  remarks: what was left out, and how much more.
+    duplicates: entity -> the places that describe it differently.  remarks: parts left out, and how many more.
     """
 
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class SourceTopology:
         self.add(file, place, entity, above, **facts)
 
     def remark(self, text: str) -> None:
-        """Notes what was left out."""
+        """Notes a part that was left out."""
         if len(self.remarks) < MAX_REMARKS:
             self.remarks.append(text)
         else:

@@ -55,7 +55,7 @@ class Adapter(Protocol):
 def check_owner(act: Act, fresh: SchedulerNode, planned: SchedulerNode) -> Outcome | None:
     """Returns why nothing is to be done to a node as it is now, or that it is done; None: go on.
 
-    What others took out of service is left to them; what is released or emptied must still carry the planned mark.
+    Nodes that others took out of service are left to them; a node to release or empty must still have the planned mark.
     """
     if act.verb == "hold":
         if fresh.mark == act.mark:

@@ -32,7 +32,7 @@ PAGE = 500
 RETRY_S = 5.0
 """Pause before a pod that a budget protects is asked for again (s): as `kubectl drain` waits."""
 MAX_STALE = 3
-"""Tries of a write that others changed meanwhile. Chosen."""
+"""Tries of a write to an object that others change. Chosen."""
 OVER = ("Succeeded", "Failed")
 
 
@@ -95,7 +95,7 @@ class Kubernetes:
             said = self._patch(fresh, write_note(act) if act.verb == "hold" else None)
             if said != "stale":
                 return Outcome(not said, said or "done")
-        return Outcome(False, f"{node.name}: others changed it {MAX_STALE} times meanwhile")
+        return Outcome(False, f"{node.name}: others changed it {MAX_STALE} times in between")
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""

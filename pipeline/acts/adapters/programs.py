@@ -31,7 +31,7 @@ class Programs:
         self._programs = config.exec
 
     def read_state(self, now: int) -> SchedulerState:
-        """Returns no nodes: whoever uses programs for one verb uses a scheduler for `hold`, which knows them."""
+        """Returns no nodes: a site with programs for one verb has a scheduler for `hold`, which knows them."""
         return SchedulerState(now, {})
 
     def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 class Slurm:
-    """Carries out acts with Slurm's commands, as a user whom Slurm lets change nodes (operator or root)."""
+    """Carries out acts with Slurm's commands, as a user who may change nodes (operator or root)."""
 
     name = "slurm"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict", "reboot"})
