@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.detection.fingerprint import fingerprint
 from benchmarks.detection.judge import Trial
-from benchmarks.detection.results import fingerprint, result_of, scored
+from benchmarks.detection.results import result_of, scored
 from benchmarks.detection.scenarios import TRAIN, Run, numbers
 from benchmarks.detection.tables import number, share
 from detectors import configured

@@ -110,7 +110,7 @@ def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Ma
 def _by(code: str) -> str:
     """Returns the fingerprint of the evaluating code."""
     commit = f"; commit `{COMMITS[code]}` has it" if code in COMMITS else ""
-    return f"fingerprint `{code}` (`benchmarks.detection.results.fingerprint`){commit}"
+    return f"fingerprint `{code}` (`benchmarks.detection.fingerprint`){commit}"
 
 
 def _head(scale: str, by: str, lines: Sequence[Line], planned: int) -> str:

@@ -10,12 +10,9 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import numpy as np
 
 from agents.sim.fleet import stage_entity
 from agents.sim.scenario import Scenario
@@ -26,30 +23,8 @@ from pipeline.model.records import iso
 from pipeline.model.topology import Topology, kind_of
 from pipeline.recording.text_files import write_topology
 
-ROOT = Path(__file__).parents[2]
-_JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")
-_NOT_JUDGED = (
-    "detectors/scoring",
-    *("pipeline/api", "pipeline/commands", "pipeline/http", "pipeline/notify", "pipeline/runtime"),
-    *("pipeline/store", "pipeline/transport"),
-)
-"""Code that determines findings, and parts of it that do not."""
 _SAID = ("findings", "incidents", "truth", "placed")
 Result = dict[str, Any]
-
-
-def fingerprint(root: Path = ROOT) -> str:
-    """Returns the fingerprint of all code that determines the findings of a scenario."""
-    digest = hashlib.sha256(np.__version__.encode())
-    for path in sorted(p for name in _JUDGED for p in _sources(root / name)):
-        name = path.relative_to(root).as_posix()
-        if not name.startswith(_NOT_JUDGED):
-            digest.update(f"{name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _sources(path: Path) -> Iterable[Path]:
-    return [path] if path.is_file() else path.rglob("*.py")
 
 
 def key_of(scenario: Scenario, seed: int, code: str) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.detection import results, trials
+from benchmarks.detection.fingerprint import ROOT, fingerprint
 from benchmarks.detection.judge import PARTS, judge
 from benchmarks.detection.scenarios import FIRST_REPORTED, NAMES_OF_SCALES, Run, planned
 
@@ -130,10 +131,10 @@ def main() -> int:
     parser.add_argument(
         "--first-world", type=int, default=FIRST_REPORTED, help="of a former certification, to write its page"
     )
-    parser.add_argument("--page", type=Path, default=results.ROOT / "docs" / "detection.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "detection.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    now = results.fingerprint()
+    now = fingerprint()
     code = options.code or now
     every = segments(options.scale, options.results, code, options.first_world)
     todo = [s for s in every if s.result() is None and code == now]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import detectors as kernel
 from benchmarks.detection import link_rates, sdc_coverage, sdc_replica, thermal_resistance
-from benchmarks.detection.results import fingerprint
+from benchmarks.detection.fingerprint import fingerprint
 from benchmarks.detection.tables import number, share
 
 FILE, TRIED = "trials.json", "trials_tried.json"

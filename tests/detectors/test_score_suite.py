@@ -9,6 +9,7 @@ import pytest
 
 from agents.sim.kinds import KINDS
 from benchmarks.detection import goals, results, suite
+from benchmarks.detection.fingerprint import fingerprint
 from benchmarks.detection.page import Beside, page
 from benchmarks.detection.scenarios import (
     NAMES_OF_SCALES,
@@ -77,16 +78,27 @@ def test_each_finished_run_is_logged_with_its_rate_and_the_remaining_time(tmp_pa
     assert line.endswith("0 of 0 node-days, about 0 min left")
 
 
-def test_the_fingerprint_covers_exactly_the_code_that_affects_findings(tmp_path):
-    for name in ("agents/sim/fleet.py", "detectors/link.py", "detectors/scoring/score.py", "pipeline/api/server.py"):
+def test_the_fingerprint_covers_the_code_that_affects_findings_and_no_word_about_it(tmp_path):
+    sources = {
+        "benchmarks/detection/judge.py": "from detectors import link\nfrom pipeline.model import used\n",
+        "detectors/link.py": '"""Finds links."""\na = 1\n',
+        "detectors/scoring/score.py": "a = 1\n",
+        "pipeline/model/used.py": "import pipeline.model.deeper\n",
+        "pipeline/model/deeper.py": "a = 1\n",
+        "pipeline/api/server.py": "a = 1\n",
+    }
+    for name, source in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("a = 1\n")
-    first = results.fingerprint(tmp_path)
-    for name in ("detectors/scoring/score.py", "pipeline/api/server.py"):
-        (tmp_path / name).write_text("a = 2\n")
-    assert results.fingerprint(tmp_path) == first
-    (tmp_path / "detectors/link.py").write_text("a = 2\n")
-    assert results.fingerprint(tmp_path) != first
+        (tmp_path / name).write_text(source)
+    first = fingerprint(tmp_path)
+    (tmp_path / "detectors/scoring/score.py").write_text("a = 2\n")
+    (tmp_path / "pipeline/api/server.py").write_text("a = 2\n")
+    (tmp_path / "detectors/link.py").write_text('"""Other words."""\n\na = 1  # and more\n')
+    assert fingerprint(tmp_path) == first
+    (tmp_path / "pipeline/model/deeper.py").write_text("a = '# no comment'\n")
+    second = fingerprint(tmp_path)
+    (tmp_path / "pipeline/model/deeper.py").write_text("a = '# another text'\n")
+    assert len({first, second, fingerprint(tmp_path)}) == 3
 
 
 def test_the_page_states_that_its_data_is_simulated_and_how_much_there_is(done):
