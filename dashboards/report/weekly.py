@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from dashboards.report.markup import table, write_document
-from pipeline.model.records import SECOND, from_iso, iso
+from pipeline.model.records import iso
 
 MOST = 20
 """Rows of a table. Chosen: two pages of A4."""
@@ -153,25 +153,20 @@ def _nodes(found: Mapping[str, Any]) -> str:
 SPARE_HEAD = ("Part", "Failures so far", "Expected", "Spares")
 
 
-def spare_cells(row: Mapping[str, Any], early: bool = False) -> tuple[str, ...]:
-    """Returns the spares of a part as cells. early: the history is too short to say how many."""
-    return (row["part"], str(row["failures"]), f"{row['expected']:.1f}", "too early" if early else str(row["spares"]))
-
-
-def is_early(found: Mapping[str, Any]) -> bool:
-    """Returns whether the history is shorter than the time ahead: then the prior decides, not the failures."""
-    past = (from_iso(found["to"]) - from_iso(found["since"])) / (86_400 * SECOND)
-    return bool(past < found["spares"]["days"])
+def spare_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the spares of a part as cells."""
+    spares = "too early" if row["spares"] is None else str(row["spares"])
+    return (row["part"], str(row["failures"]), f"{row['expected']:.1f}", spares)
 
 
 def spare_note(found: Mapping[str, Any]) -> str:
     """Returns what the numbers of spares mean, or why there are none yet."""
     spares = found["spares"]
-    if is_early(found):
+    if any(row["spares"] is None for row in spares["parts"]):
         return f"Failures are known since {found['since'][:10]}: too early to plan {spares['days']:g} days ahead."
     return f"Enough for {spares['days']:g} days with a probability of {spares['level']:.0%}.".replace("%", " %")
 
 
 def _spares(found: Mapping[str, Any]) -> str:
-    rows = [spare_cells(row, is_early(found)) for row in found["spares"]["parts"]]
+    rows = [spare_cells(row) for row in found["spares"]["parts"]]
     return f"<h2>Spares</h2><p>{escape(spare_note(found))}</p>{table(SPARE_HEAD, rows, 'None.')}"

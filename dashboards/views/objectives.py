@@ -81,7 +81,7 @@ def _draw_nodes(found: Mapping[str, Any]) -> None:
     burns = [(entity_link(f"node:{r['node']}"), r["until"][:16], f"{len(r['incidents']):,}") for r in found["burn_in"]]
     st.html(_table(("Node", "Until", "Failures since"), burns, "No node is in burn-in."))
     st.html(markup.section("Spares", weekly.spare_note(found)))
-    spares = [weekly.spare_cells(row, weekly.is_early(found)) for row in found["spares"]["parts"]]
+    spares = [weekly.spare_cells(row) for row in found["spares"]["parts"]]
     st.html(_table(weekly.SPARE_HEAD, spares, "None."))
 
 

@@ -180,7 +180,11 @@ PARTS: Mapping[str, str] = {
 def list_spares(
     failures: Sequence[Failure], nodes: int, hours: float, days: float, level: float
 ) -> list[dict[str, Any]]:
-    """Returns how many spares of each part are enough for `days` with probability `level`."""
+    """Returns how many spares of each part are enough for `days` with probability `level`.
+
+    None where the history of so many hours is shorter: then the prior would decide, not the failures.
+    """
+    early = hours < 24 * days
     counts = Counter(PARTS[f.cause] for f in failures if f.cause in PARTS)
     rows = []
     for part in sorted(set(PARTS.values())):
@@ -190,11 +194,11 @@ def list_spares(
                 "part": part,
                 "failures": counts[part],
                 "expected": round(expected, 3),
-                "spares_poisson": plugin,
-                "spares": spares,
+                "spares_poisson": None if early else plugin,
+                "spares": None if early else spares,
             }
         )
-    return sorted(rows, key=lambda row: (-row["spares"], row["part"]))
+    return sorted(rows, key=lambda row: (-(row["spares"] or 0), -row["expected"], row["part"]))
 
 
 def read_burn_ins(cursor: duckdb.DuckDBPyConnection, now: int, days: float) -> dict[str, int]:

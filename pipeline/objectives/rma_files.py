@@ -16,6 +16,8 @@ from pipeline.model.records import from_iso
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 220, 56, 24
 MOST_ROWS = 15
 """Rows of a table of the summary; the files have all. Chosen: one page."""
+_OF_USE = ("mJ", "uJ", "J", "By", "KiBy")
+"""Units of counters that rise while a device works: the summary leaves them out."""
 _STYLE = """@page { size: A4; margin: 12mm } body { font: 13px/1.4 sans-serif; color: #17212b; max-width: 800px;
 margin: 16px auto } h1 { font-size: 20px; margin: 0 } h2 { font-size: 14px; margin: 14px 0 4px } table { width: 100%;
 border-collapse: collapse; font-size: 12px } th, td { text-align: left; vertical-align: top; padding: 2px 8px 2px 0;
@@ -82,7 +84,8 @@ def draw_chart(peers: Mapping[str, Any] | None) -> str:
     band = [place(t, p[4]) for t, p in points if p[4] is not None]
     band += [place(t, p[2]) for t, p in reversed(points) if p[2] is not None]
     onset = LEFT + min(max(0.0, (from_iso(peers["onset"]) - first) / span), 1.0) * (WIDTH - LEFT - 8)
-    title = f"{peers['signal']} ({peers['unit']}): device orange, {peers['peers']} peers grey, onset dashed"
+    unit = "°C" if peers["unit"] == "Cel" else peers["unit"]
+    title = f"{peers['signal']} ({unit}): device orange, {peers['peers']} peers grey, onset dashed"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
         f"<title>{escape(title)}</title>"
@@ -112,7 +115,7 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
         ),
         ("Incident", packet["incident"] or "none"),
     ]
-    changed = [row for row in packet["counters"] if row["changed"]]
+    changed = [row for row in packet["counters"] if row["changed"] and row["unit"] not in _OF_USE]
     events = [(_clock(e["time"]), entity_name(e["entity"]), e["event"], _say(e)) for e in packet["events"]]
     tests = [
         (_clock(c["last"]), entity_name(c["entity"]), f"canary {c['canary']}", f"{c['wrong']} of {c['reports']} wrong")
@@ -134,7 +137,8 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
         f"{_table(('Counter', 'Unit', 'First', 'Before onset', 'After'), counters, 'No counter changed.')}"
         f"<h2>Beside its peers</h2>{chart or '<p>No values in this time.</p>'}"
         f"<h2>Tests</h2>{_table(('Time', 'Device', 'Test', 'Result'), tests, 'No test ran in this time.')}"
-        f"<p>Made {_clock(packet['made'])}. All rows: packet.json, counters.csv, events.jsonl.</p></body></html>\n"
+        f"<p>Made {_clock(packet['made'])}. All rows, also counters of energy and traffic: packet.json, counters.csv, "
+        "events.jsonl.</p></body></html>\n"
     )
 
 

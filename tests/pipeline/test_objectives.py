@@ -226,6 +226,13 @@ def test_a_lemon_is_ranked_first_and_suggested_for_retirement(month: Database) -
     assert first["p_lemon"] == pytest.approx(1 - below, abs=1e-4)
     assert first["suggestion"] is None  # likely, but not sure enough: another fault would be
     assert found["spares"]["parts"][0]["part"] == "GPU"
+    assert found["spares"]["parts"][0]["spares"] >= 1
+
+
+def test_a_history_shorter_than_the_time_ahead_gives_no_number_of_spares(month: Database) -> None:
+    with month.transaction() as c:
+        found = summarize(c, replace(Config(), impact=Impact(spare_days=365.0)), FLEET, START, END)
+    assert {row["spares"] for row in found["spares"]["parts"]} == {None}
 
 
 def test_a_restart_repeats_and_forgets_no_loss(month: Database) -> None:
