@@ -21,7 +21,7 @@ from benchmarks.agent_stream import START, AgentStream
 from benchmarks.fleet import cpu
 from pipeline.api.history import Span, choose_step, read_series
 from pipeline.config.sections import Store
-from pipeline.model.records import SECOND, Rows
+from pipeline.model.records import SECOND, Batch, Rows
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
@@ -33,11 +33,16 @@ HOUR_START = START // 3600 * 3600
 COMMIT_SECONDS = 60  # of telemetry per commit; chosen: the bytes of the store do not depend on it
 
 
-def fill(database: Database, stream: AgentStream, nodes: int) -> int:
-    """Stores the telemetry of all nodes from HOUR_START on; returns the samples that are not missing."""
+def read_nodes(seconds: int, nodes: int) -> list[Iterator[Batch]]:
+    """Returns the batches of each node from HOUR_START on. Each has values of its own: the same values again would cost
+    a file of all nodes almost nothing."""
+    return [AgentStream(seconds, seed=n + 1).batches(f"n{n:04d}", HOUR_START) for n in range(nodes)]
+
+
+def fill(database: Database, seconds: int, nodes: int) -> int:
+    """Stores the telemetry of all nodes; returns the samples that are not missing."""
     devices, tables, samples = Devices(database.connection), HotTables(database.connection), 0
-    streams = [stream.batches(f"n{n:04d}", HOUR_START) for n in range(nodes)]
-    ticks = zip(*streams, strict=True)
+    ticks = zip(*read_nodes(seconds, nodes), strict=True)
     while commit := list(itertools.islice(ticks, COMMIT_SECONDS)):
         rows: list[Rows] = []
         for batch in itertools.chain.from_iterable(commit):
@@ -93,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         database = Database(Path(folder) / "store.duckdb")
-        samples = fill(database, AgentStream(options.seconds), options.nodes)
+        samples = fill(database, options.seconds, options.nodes)
         hot = database.path.stat().st_size
         print(f"{samples / 1e6:.1f} M samples, hot {hot / samples:.2f} B/sample")
         sealer = Sealer(database, Store(path=database.path), lambda: (HOUR_START + 86400) * SECOND)

@@ -3,8 +3,8 @@
     python -m benchmarks.sealed_bytes [--binary PATH] [--nodes 8] [--seconds 3600]
 
 Needs the binary `victoria-metrics`, as benchmarks/victoriametrics.py says. The load is that of benchmarks/history.py:
-an hour of the stream of an agent (recorded shape, generated values), of which missing values count in neither. Ours are
-the Parquet files of one hour; theirs the data folder after a forced merge.
+the stream of agents (recorded shape, generated values), of which missing values count in neither. Ours are the Parquet
+files after all hours were sealed and merged into days; theirs the data folder after a forced merge.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.agent_stream import AgentStream
-from benchmarks.history import HOUR_START, fill
+from benchmarks.history import HOUR_START, fill, read_nodes
 from benchmarks.victoriametrics import VictoriaMetrics, compare
 from pipeline.config.sections import Store
 from pipeline.model.records import SECOND, Batch
 from pipeline.store.database import Database
-from pipeline.store.sealing import HOUR, Sealer
+from pipeline.store.sealing import Sealer
 
 _JOINED = 60  # ticks in a line of a series: VictoriaMetrics compresses what it has merged, whatever came together
 
 
-def list_bodies(stream: AgentStream, nodes: int) -> Iterator[bytes]:
+def list_bodies(seconds: int, nodes: int) -> Iterator[bytes]:
     """Yields bodies of /api/v1/import with the samples that `fill` stores."""
-    for number in range(nodes):
-        batches = stream.batches(f"n{number:04d}", HOUR_START)
+    for batches in read_nodes(seconds, nodes):
         while together := list(itertools.islice(batches, _JOINED)):
             series: dict[tuple[str, str], tuple[list[str], list[int]]] = {}
             for batch in together:
@@ -85,21 +83,19 @@ def main() -> None:
     binary = shutil.which(options.binary)
     if binary is None:
         raise SystemExit(f"no program {options.binary!r}: see benchmarks/victoriametrics.py")
-    stream = AgentStream(options.seconds)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         database = Database(folder / "store.duckdb")
-        samples = fill(database, stream, options.nodes)
-        Sealer(database, Store(path=database.path), lambda: (HOUR_START + 86400) * SECOND).seal(
-            HOUR_START * SECOND + HOUR
-        )
+        samples = fill(database, options.seconds, options.nodes)
+        over = (HOUR_START + options.seconds + 2 * 86_400) * SECOND
+        Sealer(database, Store(path=database.path), lambda: over).seal(over)
         query = "SELECT sum(bytes) FROM sealed WHERE step = 0"
         [(sealed,)] = database.connection.execute(query).fetchall()
         database.close()
         (folder / "vm").mkdir()
         server = VictoriaMetrics(binary, folder / "vm")
         try:
-            server.load(list_bodies(stream, options.nodes))
+            server.load(list_bodies(options.seconds, options.nodes))
             stored = server.data_bytes()
         finally:
             server.close()

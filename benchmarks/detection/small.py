@@ -13,8 +13,9 @@ from typing import Any
 
 from agents.sim.faults.kind import Kind
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
+from benchmarks.detection.fingerprint import ROOT
 from benchmarks.detection.judge import judge
-from benchmarks.detection.results import ROOT, result_of, scored
+from benchmarks.detection.results import result_of, scored
 from benchmarks.detection.scenarios import INTERVAL, NAMES, kinds_of
 from detectors.scoring.score import merge_scores
 

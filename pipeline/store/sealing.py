@@ -51,7 +51,10 @@ MAX_MERGED = 1 << 30
 """Bytes of files that are merged into one. Chosen: larger ones cost no query a noticeable time to open."""
 _INTERRUPT_EVERY = 0.1
 """Seconds until a thread that must stop is interrupted again: between two statements an interrupt has no effect."""
-_OPTIONS = "FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2"
+_OPTIONS = "FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, DICTIONARY_SIZE_LIMIT 1000"
+"""Of COPY. A column that is read every tenth row has few values for its rows, and DuckDB would put each into a
+dictionary: 8.5 bytes a counter instead of 5. Chosen: files of an agent's stream are 10 % smaller than without; 200 and
+4,000 are worse."""
 _GROUP_ROWS, _GROUP_VALUES = (122_880, 491_520), 20_000_000
 """Least and most rows of a row group, and its values: the writer holds one (160 MB). Chosen: in larger groups the
 counters of NVLinks and ports need 10 % fewer bytes; a group is what a reader of one device decodes."""
@@ -335,6 +338,10 @@ class Sealer:
             self._step("copied")
             if not copied[0][0]:
                 return None
+            # before it has its name: a stop interrupts statements, and would leave a file that nobody knows
+            [(oldest, newest)] = job.cursor.execute(
+                f"SELECT epoch_us(min(time)), epoch_us(max(time)) FROM read_parquet({_text(str(partial.absolute()))})"
+            ).fetchall()
             partial.chmod(0o600)
             _sync(partial)
             self._step("synced")
@@ -342,9 +349,6 @@ class Sealer:
             _sync(target.parent)
         finally:
             partial.unlink(missing_ok=True)
-        [(oldest, newest)] = job.cursor.execute(
-            f"SELECT epoch_us(min(time)), epoch_us(max(time)) FROM read_parquet({_text(str(target.absolute()))})"
-        ).fetchall()
         self._step("renamed")
         size = target.stat().st_size
         return SealedFile(path, job.device_class, step, site, day, oldest, newest, copied[0][0], size)

@@ -217,7 +217,7 @@ def test_a_cancelled_act_does_nothing_and_a_running_one_is_not_cancelled(world: 
     world.board.cancel(act.id, BOB, "wrong node")
     world.run(3)
     assert (world.state(act), world.scheduler.log) == ("cancelled", [])
-    with pytest.raises(Refused, match="undone by a release"):
+    with pytest.raises(Refused, match="a release undoes it"):
         world.board.cancel(hold(world, "n04"), BOB, "")
 
 
