@@ -131,9 +131,23 @@ def test_an_incident_opens_from_the_list_and_can_be_acknowledged(address: str, b
     assert api.posted == [("incidents/A1/acknowledge", {"comment": ""})]
 
 
+def test_search_and_time_zone_cover_no_page_of_the_navigation(shared_address: str, browser: Any) -> None:
+    page, _ = open_page(browser, f"{shared_address}/detectors?live=0")
+    for width in (1440, 1100, 920):
+        page.set_viewport_size({"width": width, "height": 900})
+        frame = page.locator(".frame").bounding_box()
+        page.wait_for_function(
+            """left => [...document.querySelectorAll('[data-testid=stTopNav] .rc-overflow-item')].every(item => {
+                 const box = item.getBoundingClientRect();
+                 return !box.width || getComputedStyle(item).opacity === "0" || box.right <= left; })""",
+            arg=frame["x"],
+        )
+
+
 def test_the_search_key_opens_an_incident_within_the_session(address: str, browser: Any) -> None:
     page, faults = open_page(browser, f"{address}/detectors?live=0")
     page.evaluate("window.sameSession = true")
+    page.locator(".q").wait_for()  # the key is that of the frame
     page.keyboard.press("/")
     page.keyboard.type("rank")
     page.locator(".hit", has_text="Rank 17 is slow").wait_for()
