@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import http.server
 import json
 import math
 import os
@@ -23,13 +22,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alert_receiver import now, receiver
 from benchmarks.processes import Session
 from pipeline.model.records import SECOND, from_iso
 
@@ -79,35 +78,6 @@ class Report:
     api: dict[tuple[str, str], tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
 
 
-def now() -> int:
-    return time.time_ns() // 1000
-
-
-@contextmanager
-def receiver(report: Report) -> Iterator[int]:
-    """A webhook receiver on a free loopback port that records the posts."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            for alert in body["alerts"]:
-                if alert["status"] == "firing":
-                    report.webhook.append((now(), alert["labels"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Logs nothing: the table is the output."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def watch_api(port: int, report: Report, stop: threading.Event) -> None:
     """Records when each incident is first seen at each severity, until `stop`."""
     labels = {"page": "critical", "ticket": "warning", "watch": "info"}
@@ -151,7 +121,7 @@ def run(story: str, seed: int, folder: Path) -> dict[str, dict[str, float]]:
     length, faults = STORIES[story]
     shift, report, stop = random.Random(seed).uniform(0, 10), Report(), threading.Event()
     folder.mkdir()
-    with receiver(report) as hook:
+    with receiver(lambda at, labels: report.webhook.append((at, labels))) as hook:
         api = free_port()
         (folder / "fleetpulse.toml").write_text(settings(folder, api, hook))
         (folder / "scenario.toml").write_text(scenario(faults, length, shift))

@@ -11,7 +11,6 @@ to the outbox; the POST at the receiver. The API is asked every POLL s, so store
 from __future__ import annotations
 
 import argparse
-import http.server
 import json
 import os
 import statistics
@@ -23,9 +22,11 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alert_receiver import now, receiver
 from benchmarks.delays import HISTORY, free_port
 from benchmarks.edge import LEARN_S
 from benchmarks.kafka import PATIENT, make_topics
@@ -65,38 +66,11 @@ class Run:
         return (self.at[stage] - self.onset) / SECOND if stage in self.at else float("inf")
 
 
-def now() -> int:
-    """UTC us."""
-    return time.time_ns() // 1000
-
-
-@contextmanager
-def receiver(runs: Sequence[Run]) -> Iterator[int]:
-    """An HTTP receiver that notes when a page of each run arrives; yields its port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            at, body = now(), json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            for labels in (a["labels"] for a in body["alerts"] if a["status"] == "firing"):
-                for run in runs if labels["severity"] == "critical" else ():
-                    if labels["cause"].startswith(run.prefix):
-                        run.reach("received", at)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Logs nothing: the table is the output."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
+def note_page(runs: Sequence[Run], at: int, labels: Mapping[str, Any]) -> None:
+    """Notes that a page arrived in the runs that it is about."""
+    for run in runs if labels["severity"] == "critical" else ():
+        if labels["cause"].startswith(run.prefix):
+            run.reach("received", at)
 
 
 def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -157,7 +131,7 @@ def start(stack: ExitStack, folder: Path, name: str, *words: str) -> Session:
 def running(runs: Sequence[Run], folder: Path, more: str, sender: Callable[[ExitStack], None]) -> Iterator[None]:
     """Kafka, receiver, pipeline and what sends, watched."""
     with ExitStack() as stack:
-        hook = stack.enter_context(receiver(runs))
+        hook = stack.enter_context(receiver(partial(note_page, runs)))
         broker = stack.enter_context(Broker(folder / "broker", heap="512m", properties=PATIENT))
         make_topics(Kafka(bootstrap_servers=broker.bootstrap, partitions=4))
         port, stop = free_port(), threading.Event()
