@@ -89,6 +89,16 @@ def load_steps(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Step]:
     return [Step(*row) for row in rows]
 
 
+def find_begun(cursor: duckdb.DuckDBPyConnection, ids: Sequence[str]) -> dict[str, int]:
+    """Returns when each of these acts last began to be carried out (UTC us); acts that never began are not in it."""
+    rows = cursor.execute(
+        """SELECT act, epoch_us(max(time)) FROM act_history
+           WHERE state = 'executing' AND list_contains($1::VARCHAR[], act) GROUP BY act""",
+        [list(ids)],
+    ).fetchall()
+    return dict(rows)
+
+
 def count_steps(
     cursor: duckdb.DuckDBPyConnection, states: Sequence[str], since: int, actors: str = "", acts: str = "on"
 ) -> int:

@@ -14,6 +14,8 @@ from pipeline.engine.engine import Engine
 from pipeline.model.records import SECOND
 from pipeline.model.topology import kind_of
 
+Diagnostic = tuple[Act, int]
+"""A diagnostic that passed, and when it began to run (UTC us)."""
 RECENT = 600 * SECOND
 """Window of the guard `acts_per_10_minutes` (us)."""
 SINGLE = frozenset(
@@ -52,10 +54,11 @@ class FactSource:
             recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT)
             held = {target.partition(":")[2]: other for other in acts for target in other.held}
             ours = {name: held[name] for name in names if name in held}
-            done = [a for a in ledger.load_acts(connection) if a.verb == "diagnose"] if ours else []
-            checks = {name: self._find_check(name, hold, done) for name, hold in ours.items()}
-            deep = frozenset(name for name, hold in ours.items() if is_deeply_checked(name, hold, done))
-            relapses = find_relapses(connection, ours, self._config.burn_in_days) if act.verb == "release" else {}
+            begun = find_holds_begun(connection, ours)
+            done = list_diagnostics(connection) if ours else []
+            checks = {name: self._find_check(name, since, done) for name, since in begun.items()}
+            deep = frozenset(name for name, since in begun.items() if is_deeply_checked(name, since, done))
+            relapses = find_relapses(connection, begun, self._config.burn_in_days) if act.verb == "release" else {}
             rows = connection.execute(_CHECKPOINTS, [act.updated]).fetchall() if act.when == "after_checkpoint" else []
             breaker = ledger.read_breaker(connection)
         busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
@@ -101,13 +104,13 @@ class FactSource:
             if kind_of(entity) == "node"
         }
 
-    def _find_check(self, name: str, hold: Act, diagnostics: Sequence[Act]) -> str:
+    def _find_check(self, name: str, since: int, diagnostics: Sequence[Diagnostic]) -> str:
         """Returns the check that ran on a node after it was held: a diagnostic that passed, or a right canary."""
         connection = self._engine.database.connection
-        for act in diagnostics:
-            if act.state == "verified" and f"node:{name}" in act.targets and act.created >= hold.created:
+        for act, begun in diagnostics:
+            if f"node:{name}" in act.targets and begun >= since:
                 return f"diagnose level {act.params.get('level', '1')} passed ({act.id})"
-        return "canary right" if connection.execute(_CHECKS, [name, hold.updated]).fetchone() else ""
+        return "canary right" if connection.execute(_CHECKS, [name, since]).fetchone() else ""
 
 
 def is_at_work(act: Act) -> bool:
@@ -119,29 +122,44 @@ DEEP = 3
 """Least level of a diagnostic that counts after a relapse. Source: `dcgmi diag -r 3` is the first to stress GPUs."""
 
 
-def is_deeply_checked(name: str, hold: Act, diagnostics: Sequence[Act]) -> bool:
-    """Returns whether a diagnostic of at least level DEEP passed on a node after it was held."""
+def find_holds_begun(connection: duckdb.DuckDBPyConnection, holds: Mapping[str, Act]) -> dict[str, int]:
+    """Returns when each held node was held (UTC us): a hold may have waited for its approval for hours."""
+    begun = ledger.find_begun(connection, [hold.id for hold in holds.values()])
+    return {name: begun[hold.id] for name, hold in holds.items()}
+
+
+def list_diagnostics(connection: duckdb.DuckDBPyConnection) -> list[Diagnostic]:
+    """Returns the diagnostics that passed, with when each began."""
+    passed = [act for act in ledger.load_acts(connection) if act.verb == "diagnose" and act.state == "verified"]
+    begun = ledger.find_begun(connection, [act.id for act in passed])
+    return [(act, begun[act.id]) for act in passed]
+
+
+def is_deeply_checked(name: str, since: int, diagnostics: Sequence[Diagnostic]) -> bool:
+    """Returns whether a diagnostic of at least level DEEP passed on a node. since: when it was held (UTC us)."""
     return any(
-        act.state == "verified"
-        and f"node:{name}" in act.targets
-        and act.created >= hold.created
+        f"node:{name}" in act.targets
+        and begun >= since
         and act.params.get("level", "1").isdecimal()
         and int(act.params.get("level", "1")) >= DEEP
-        for act in diagnostics
+        for act, begun in diagnostics
     )
 
 
-def find_relapses(connection: duckdb.DuckDBPyConnection, held: Mapping[str, Act], days: float) -> dict[str, str]:
-    """Returns the nodes whose present hold began within their burn-in, with the release before it."""
+def find_relapses(connection: duckdb.DuckDBPyConnection, begun: Mapping[str, int], days: float) -> dict[str, str]:
+    """Returns the nodes whose present hold began within their burn-in, with the release before it.
+
+    begun: when each node was held (UTC us).
+    """
     found = {}
-    for name, hold in held.items():
+    for name, since in begun.items():
         row = connection.execute(
             """SELECT a.id, epoch_us(max(h.time)) FROM acts a JOIN act_history h ON h.act = a.id
                WHERE a.verb = 'release' AND h.state = 'executed' AND a.document ->> '$.mode' = 'on'
                  AND list_contains(a.targets, $1) AND h.time < make_timestamptz($2::BIGINT)
                  AND h.time >= make_timestamptz($3::BIGINT) GROUP BY a.id ORDER BY 2 DESC LIMIT 1""",
-            [f"node:{name}", hold.created, hold.created - round(days * 86_400 * SECOND)],
+            [f"node:{name}", since, since - round(days * 86_400 * SECOND)],
         ).fetchone()
         if row is not None:
-            found[name] = f"released by {row[0]} {(hold.created - row[1]) / 86_400 / SECOND:.1f} days before this hold"
+            found[name] = f"released by {row[0]} {(since - row[1]) / 86_400 / SECOND:.1f} days before this hold"
     return found

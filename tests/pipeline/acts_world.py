@@ -15,7 +15,7 @@ from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
 from pipeline.config.acts import ActLimits, Acts
-from pipeline.engine.act_facts import find_relapses
+from pipeline.engine.act_facts import find_holds_begun, find_relapses
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
@@ -153,7 +153,8 @@ class World:
         holds = {target.partition(":")[2]: other for other in others for target in other.held}
         held = {name: other.id for name, other in holds.items()}
         ours = {name: holds[name] for t in act.targets if (name := t.partition(":")[2]) in holds}
-        back = find_relapses(self.database.connection, ours, self.config.burn_in_days) if act.verb == "release" else {}
+        begun = find_holds_begun(self.database.connection, ours)
+        back = find_relapses(self.database.connection, begun, self.config.burn_in_days) if act.verb == "release" else {}
         known: dict[str, object] = {
             "racks": self.scheduler.racks(),
             "open_acts": {name: id_ for name, id_ in busy.items() if held.get(name) != id_},

@@ -8,15 +8,22 @@ from pathlib import Path
 import pytest
 
 from pipeline.acts import ledger
-from pipeline.acts.act import Act, Plan, Verb
+from pipeline.acts.act import Act, Plan, State, Verb
 from pipeline.acts.board import Board
 from pipeline.config.acts import ActPolicy, Acts
-from pipeline.engine.act_facts import FactSource, find_relapses, is_deeply_checked
+from pipeline.engine.act_facts import (
+    FactSource,
+    find_holds_begun,
+    find_relapses,
+    is_deeply_checked,
+    list_diagnostics,
+)
 from pipeline.engine.act_policies import FRESH, PolicyProposer, find_targets, is_due, read_burn_ins
 from pipeline.model.records import SECOND, Caller, Incident
 from tests.pipeline.acts_world import ON, ROOT
 from tests.pipeline.living import PARENTS, LivingSite
 
+STEPS: tuple[State, ...] = ("executing", "executed", "verified")
 HOT = ActPolicy("hot", detector="hot", scope="rack:r0", min_confidence=0.0, per_hour=2)
 
 
@@ -159,22 +166,40 @@ def test_in_the_burn_in_less_confidence_is_enough(living: LivingSite) -> None:
     assert find_targets(policy, _incident(confidence=0.4), living.topology, frozenset({"node:n1"})) == ()
 
 
+def _save(made: Policies, act: Act, days: float) -> None:
+    """Writes an act that was carried out some days ago."""
+    at = made.site.now - round(days * 86_400 * SECOND)
+    with made.site.database.transaction() as c:
+        for state in STEPS:
+            ledger.save_act(c, replace(act, state=state, updated=at), "executor", "", [], at)
+
+
+def _act(id_: str, verb: Verb, created: int, **more: object) -> Act:
+    return Act(id_, verb, ("node:n1",), "alice", "x", created, created, "on", **more)  # type: ignore[arg-type] # by name
+
+
 def test_a_node_that_was_held_again_in_its_burn_in_is_a_relapse(path: Path) -> None:
     made = Policies(path)
-    connection = made.site.database.connection
-    steps: tuple[tuple[Verb, int], ...] = (("hold", 9), ("release", 3), ("hold", 1))
+    connection, long_ago = made.site.database.connection, made.site.now - 9 * 86_400 * SECOND
+    steps: tuple[tuple[Verb, float], ...] = (("hold", 9), ("release", 3), ("hold", 1))
     for number, (verb, days) in enumerate(steps):
-        at = made.site.now - days * 86_400 * SECOND
-        act = Act(f"ACT-{number}", verb, ("node:n1",), "alice", "x", at, at, "on", state="verified", updated=at)
-        with made.site.database.transaction() as c:
-            ledger.save_act(c, replace(act, state="executed"), "executor", "", [], at)
-            ledger.save_act(c, act, "executor", "", [], at)
-    hold = made.board.find("ACT-2")
-    assert find_relapses(connection, {"n1": hold}, 7.0) == {"n1": "released by ACT-1 2.0 days before this hold"}
-    assert find_relapses(connection, {"n1": hold}, 1.0) == {}
-    assert find_relapses(connection, {"n2": hold}, 7.0) == {}
+        # the second hold was proposed before the release, and approved after it
+        _save(made, _act(f"ACT-{number}", verb, long_ago), days)
+    held = find_holds_begun(connection, {"n1": made.board.find("ACT-2")})
+    assert held == {"n1": made.site.now - 86_400 * SECOND}
+    assert find_relapses(connection, held, 7.0) == {"n1": "released by ACT-1 2.0 days before this hold"}
+    assert find_relapses(connection, held, 1.0) == {}
+    assert find_relapses(connection, {"n2": held["n1"]}, 7.0) == {}
     assert read_burn_ins(made.board, made.site.now) == {"node:n1"}
-    deep = replace(hold, verb="diagnose", params={"level": "3"}, created=hold.created + 1)
-    assert is_deeply_checked("n1", hold, [deep])
-    assert not is_deeply_checked("n1", hold, [replace(deep, params={"level": "2"})])
-    assert not is_deeply_checked("n1", hold, [replace(deep, created=hold.created - 1)])
+
+
+def test_only_a_long_diagnostic_that_began_after_the_hold_counts(path: Path) -> None:
+    made = Policies(path)
+    now, day = made.site.now, 86_400 * SECOND
+    _save(made, _act("ACT-1", "diagnose", now, params={"level": "3"}), 2)
+    _save(made, _act("ACT-2", "diagnose", now, params={"level": "2"}), 0.2)
+    done = list_diagnostics(made.site.database.connection)
+    assert {act.id for act, _ in done} == {"ACT-1", "ACT-2"}
+    assert not is_deeply_checked("n1", now - day, done), "one began before the hold, the other is short"
+    assert is_deeply_checked("n1", now - 3 * day, done)
+    assert not is_deeply_checked("n2", now - 3 * day, done)
