@@ -29,6 +29,7 @@ from pipeline.config.sections import Api, Config
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
+from tests.dashboards.conftest import find_chromium
 from tests.dashboards.test_dashboard_browser import FLAGS, running_dashboard
 from tests.pipeline.api.conftest import STANDING, StoreBackend
 
@@ -143,7 +144,7 @@ FIND_MAP = """(() => { const find = (root) => { for (const e of root.querySelect
     const map = find(document); """
 
 
-def measure(nodes: int, changes: int, chromium: str | None) -> None:
+def measure(nodes: int, changes: int) -> None:
     """Prints the figures of one size."""
     with tempfile.TemporaryDirectory(prefix="fleet-page-") as folder:
         database = Database(Path(folder) / "store.duckdb")
@@ -155,7 +156,8 @@ def measure(nodes: int, changes: int, chromium: str | None) -> None:
             api_ms = {what: cpu_per_call(f"{url}/api/v1/fleet/{what}") for what in CALLS}
             print(f"{nodes:,} nodes: API CPU ms " + ", ".join(f"{k} {v:.1f}" for k, v in api_ms.items()), flush=True)
             with running_dashboard(url) as address, sync_playwright() as play:
-                browser = play.chromium.launch(executable_path=chromium, args=[*FLAGS, "--enable-precise-memory-info"])
+                flags = [*FLAGS, "--enable-precise-memory-info"]
+                browser = play.chromium.launch(executable_path=find_chromium(), args=flags)
                 visit_pages(browser, address, nodes, changes)
                 browser.close()
         finally:
@@ -209,10 +211,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, nargs="+", default=[12_500, 100_000])
     parser.add_argument("--changes", type=int, default=12)
-    parser.add_argument("--chromium", default=None)
     given = parser.parse_args()
     for nodes in given.nodes:
-        measure(nodes, given.changes, given.chromium)
+        measure(nodes, given.changes)
 
 
 if __name__ == "__main__":

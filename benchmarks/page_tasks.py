@@ -12,7 +12,6 @@ Without addresses the demo is started; the person is logged in as an operator, b
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 from benchmarks.running_demo import read_json, running_demo
+from tests.dashboards.conftest import find_chromium
 from tests.dashboards.test_dashboard_browser import FLAGS, READY, running_dashboard
 from tests.dashboards.test_dashboard_first_screen import LOGGED_IN
 
@@ -117,7 +117,7 @@ def compare_gpu(hand: Hand) -> None:
     hand.click(hand.page.locator("main a[href*='node?entity=gpu']"))
     hand.click(hand.page.locator("a.cell"))
     hand.see(hand.page.locator(".panel canvas"))
-    hand.see("peers")
+    hand.see(hand.page.get_by_role("columnheader", name="Peers' median"))
 
 
 def see_link(hand: Hand) -> None:
@@ -132,8 +132,8 @@ def see_facility(hand: Hand) -> None:
     """Coolant and power at a glance."""
     hand.open("cdu")
     hand.go("Facility")
-    hand.see(hand.page.get_by_text("Coolant", exact=False))
-    hand.see(hand.page.get_by_text("PDU", exact=False))
+    hand.see(hand.page.get_by_text("cooling units ok"))
+    hand.see(hand.page.get_by_text("drawn by all PDUs"))
 
 
 def see_silent(hand: Hand) -> None:
@@ -222,12 +222,11 @@ def main() -> int:
     parser.add_argument("--api", default="")
     parser.add_argument("--pictures", type=Path, default=None)
     given = parser.parse_args()
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with ExitStack() as stack:
         api = given.api or stack.enter_context(running_demo())[1]
         base = given.dashboard or stack.enter_context(running_dashboard(api, LOGGED_IN))
         play = stack.enter_context(sync_playwright())
-        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         taken = try_tasks(browser, base, find_incidents(api), given.pictures)
         browser.close()
     for size, seconds in taken.items():

@@ -7,7 +7,6 @@ a headless Chromium. What it shows is simulated, and says so.
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from benchmarks.running_demo import read_json, running_demo
 from dashboards.pages import PAGES
+from tests.dashboards.conftest import find_chromium
 
 IMAGES = Path(__file__).parent / "images"
 READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
@@ -31,7 +31,6 @@ FAULTS = "[data-testid=stException], .stamp.bad, .fp-notice-critical"
 """What no picture may show: a fault of the page, or that the API did not answer in time."""
 TRIES = 10
 """Loads of a page until it shows data. Chosen: the demo needs both cores at its start."""
-FIND_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 def main() -> int:
@@ -44,9 +43,8 @@ def main() -> int:
 def make_pictures(dashboard: str, api: str) -> None:
     """Makes the pictures of a running dashboard, and of its API."""
     examples = find_examples(api)
-    chromium = next(filter(None, map(shutil.which, FIND_CHROMIUM)), None)
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         for entry in PAGES:
             query = "&".join(["live=0", examples.get(entry.name, "")]).rstrip("&")
             path = "/" if entry is PAGES[0] else f"/{entry.name}"

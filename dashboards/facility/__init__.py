@@ -1,1 +1,1 @@
-"""The page Facility: cooling and power, what hangs on each unit, and when its GPUs throttle."""
+"""The page Facility: cooling and power, what depends on each unit, and when its GPUs throttle."""

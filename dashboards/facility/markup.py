@@ -149,7 +149,7 @@ def cooling(units: Sequence[Unit]) -> str:
         )
         for u in units[:MAX_ROWS]
     ]
-    head = ("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Hangs on it", "Incidents")
+    head = ("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Supplies", "Incidents")
     if len(units) > 2:
         rows.append(_median_row(units))
     return linked.table(head, rows, "No cooling unit is known: no BMC of a CDU is read.", "Cooling units")
@@ -221,7 +221,7 @@ def _throttle_cell(prediction: Prediction | None) -> str:
 
 
 def hangs(unit: Unit, most: int = 2) -> str:
-    """Returns what hangs on a unit: the first racks and jobs as links, and numbers."""
+    """Returns what depends on a unit: the first racks and jobs as links, and numbers."""
     texts = []
     for kind, hanging in (("rack", unit.racks), ("job", unit.jobs)):
         if hanging.count:
@@ -258,7 +258,7 @@ def power(units: Sequence[Unit]) -> str:
                 _incidents(u),
             )
         )
-    head = ("Unit", "Draw", "Of its limit", "Voltage", "Status", "Hangs on it", "Incidents")
+    head = ("Unit", "Draw", "Of its limit", "Voltage", "Status", "Supplies", "Incidents")
     return linked.table(head, rows, "No PDU or power shelf is known: no BMC of one is read.", "Power units")
 
 

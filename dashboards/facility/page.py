@@ -104,7 +104,7 @@ def _details(unit: Unit, facility: Facility, now: int) -> None:
     with right:
         st.html(common.section("Now"))
         st.html(f'<div class="fp-narrow">{markup.facts(unit, now)}</div>')
-        st.html(common.section("Hangs on it"))
+        st.html(common.section("Supplies"))
         st.html(markup.hanging_lists(unit))
     below = [u for u in facility.units if u.entity != unit.entity]
     for name, kinds, draw in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -429,11 +430,17 @@ def running_api() -> Iterator[Api]:
     server.server_close()
 
 
+def find_chromium() -> str:
+    """Returns the path of Chromium, "" if there is none. FLEETPULSE_TEST_CHROMIUM is first."""
+    own = os.environ.get("FLEETPULSE_TEST_CHROMIUM", "")
+    names = (own, "chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if name and (path := shutil.which(name))), "")
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of Chromium; the test is skipped without it, unless all parts are required."""
-    paths = (os.environ.get("FLEETPULSE_TEST_CHROMIUM", ""), "/usr/bin/chromium", "/usr/bin/chromium-browser")
-    found = [path for path in paths if path and os.path.exists(path)]
+    found = find_chromium()
     if not found:
         do_without("chromium", "no Chromium found: run 'make parts', or set FLEETPULSE_TEST_CHROMIUM to its path")
-    return found[0]
+    return found

@@ -62,9 +62,11 @@ def running_dashboard(api_url: str, script: str = SCRIPT) -> Iterator[str]:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)  # polls a real process; it has no event for this
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
-        process.wait(10)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(10)
 
 
 @pytest.fixture

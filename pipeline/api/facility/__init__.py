@@ -1,1 +1,1 @@
-"""Cooling and power: current values of each unit, what hangs on it, and when its GPUs throttle."""
+"""Cooling and power: current values of each unit, what it supplies, and when its GPUs throttle."""

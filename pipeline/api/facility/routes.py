@@ -1,4 +1,4 @@
-"""GET /api/v1/facility: units of cooling and power with their values, what hangs on them and predicted throttling."""
+"""GET /api/v1/facility: units of cooling and power with their values, what depends on them and predicted throttling."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Names(Strict):
 
 
 class Hanging(Strict):
-    """What hangs on a unit."""
+    """What depends on a unit."""
 
     racks: Names
     nodes: Names

@@ -31,7 +31,7 @@ _CLASSES = ("coolant", "power", "leak")
 
 @dataclass
 class Below:
-    """What hangs on a unit."""
+    """What depends on a unit."""
 
     racks: set[str] = field(default_factory=set)
     nodes: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class Below:
 
 
 def find_below(topology: Topology) -> dict[str, Below]:
-    """Returns unit -> what hangs on it, for all units that the topology names."""
+    """Returns unit -> what it supplies, for all units that the topology names."""
     jobs = _jobs_of_nodes(topology)
     found: dict[str, Below] = defaultdict(Below)
     for entity in list(topology.parents):

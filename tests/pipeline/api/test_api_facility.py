@@ -1,4 +1,4 @@
-"""GET /api/v1/facility: values and state of cooling and power units, what hangs on them, and predicted throttling."""
+"""GET /api/v1/facility: values and state of cooling and power units, what depends on them, and predicted throttling."""
 
 from __future__ import annotations
 
