@@ -363,6 +363,11 @@ class Runner:
             self._restore_detector(detector, pieces.get(detector.name))
         self._tries = _TRIES
 
+    def drop_ranks(self, kept: NDArray[np.bool_]) -> None:
+        """Forgets ranks that ended; see `Detector.drop_ranks`."""
+        for detector in self.detectors:
+            detector.drop_ranks(kept)
+
     def _restore_detector(self, detector: Detector, piece: bytes | None) -> None:
         fresh = self._fresh[detector.name]
         try:

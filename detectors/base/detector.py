@@ -181,6 +181,13 @@ class Detector(State, ABC):
             if device_class in masks and masks[device_class].any():
                 piece.reset(masks[device_class])
 
+    def drop_ranks(self, kept: NDArray[np.bool_]) -> None:
+        """Forgets ranks that ended: frames of ranks lose their columns. kept: (N,) whether a column stays.
+
+        Called after `restore` and before the next `observe`. Override it where cells are columns of ranks, which alone
+        come and go with every job; call `State.keep_cells` there.
+        """
+
     def finding(
         self,
         time: int,

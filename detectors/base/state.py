@@ -154,6 +154,17 @@ class State:
             if not of:
                 piece.reset(mask)
 
+    def keep_cells(self, kept: NDArray[np.bool_]) -> None:
+        """Drops the cells of entities that have no column any more, in this piece and not in its parts.
+
+        kept: (N,) whether the entity of each former column still has one; later columns keep theirs.
+        """
+        for name, _, cells in _layout(type(self)).cells:
+            array = getattr(self, name)
+            size = array.shape[cells.axis]
+            here = np.append(kept[:size], np.ones(max(0, size - len(kept)), bool))
+            setattr(self, name, np.ascontiguousarray(np.compress(here, array, cells.axis)))
+
     def resettable_parts(self) -> Iterator[tuple[str, State]]:
         """Yields (device class, part) of the parts that a reset changes; "" means the owner's device class."""
         for name, _, pieces in _layout(type(self)).pieces:

@@ -193,6 +193,14 @@ class SdcGradient(Detector):
                 self.level[i] = np.nan
                 self.series.pop(_gpu_of(frame, rank), None)
 
+    def drop_ranks(self, kept: NDArray[np.bool_]) -> None:
+        """See `Detector.drop_ranks`; a series of spikes names ranks by their columns."""
+        self.keep_cells(kept)
+        place = {int(column): new for new, column in enumerate(np.flatnonzero(kept))}
+        for known in self.series.values():
+            known["of"] = place.get(known["of"], -1)
+            known["by"] = {str(place[int(i)]): n for i, n in known["by"].items() if int(i) in place}
+
     def budget(self) -> list[str]:
         """Returns the false alarm rates of its tests."""
         sure = _MIN_DEVIATIONS * math.sqrt(

@@ -154,6 +154,11 @@ class StragglerJob(Detector):
     conditions: OpenConditions = notes()
     newest: dict[str, Frame] = field(default_factory=dict, init=False, repr=False)  # by class: columns and topology
 
+    def drop_ranks(self, kept: NDArray[np.bool_]) -> None:
+        """See `Detector.drop_ranks`. Its other cells are of slots."""
+        for newest in self.ranks:
+            newest.keep_cells(kept)
+
     def budget(self) -> list[str]:
         """Returns the false alarm rate of its test of step time, and its rules."""
         rules = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"

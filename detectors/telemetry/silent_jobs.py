@@ -170,6 +170,11 @@ class SilentJobs(State):
     _newest_of: tuple[_RankPlaces, int] | None = field(default=None, init=False, repr=False)  # of `_newest`
     _last: LastSamples = field(default_factory=lambda: LastSamples({}), init=False, repr=False)
 
+    def keep_cells(self, kept: NDArray[np.bool_]) -> None:
+        """See `State.keep_cells`; the ranks come with the next frame."""
+        super().keep_cells(kept)
+        self._ranks, self._newest_of = (), None
+
     def update(self, frames: Mapping[str, Frame], time: int, last: LastSamples | None = None) -> None:
         """Reads the events and steps of an instant. last: samples of nodes and devices, this instant's too; None: all
         nodes report."""

@@ -325,6 +325,10 @@ class Telemetry(Detector):
     devices: SilentDevices = part(SilentDevices)
     conditions: OpenConditions = notes()
 
+    def drop_ranks(self, kept: NDArray[np.bool_]) -> None:
+        """See `Detector.drop_ranks`."""
+        self.jobs.keep_cells(kept)
+
     def budget(self) -> list[str]:
         """See `Detector.budget`."""
         silences = f"silences of {self.node_seconds:g} or {self.seconds:g} s"

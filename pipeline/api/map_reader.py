@@ -61,7 +61,7 @@ class MapReader:
             service.remember("map nodes", known, lambda: self._read(list_nodes))
         )
         self.senders: Senders = lambda: self._groups.keep(
-            ("senders",), (len(backend.devices.names("rank")),), self._list_senders
+            ("senders",), (backend.devices, len(backend.devices.names("rank"))), self._list_senders
         )
 
     def layout(self, by: By, within: str | None) -> Layout:

@@ -24,7 +24,8 @@ from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineServi
 from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
 from pipeline.engine.act_policies import PolicyProposer
-from pipeline.engine.engine import Engine, Judge
+from pipeline.engine.engine import Engine
+from pipeline.engine.judge import Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
 from pipeline.incidents.audit import AuditEntry, write_audit

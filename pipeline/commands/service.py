@@ -20,7 +20,9 @@ from pipeline.commands.open_transport import open_transport
 from pipeline.commands.site_reload import SiteReload
 from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
-from pipeline.engine.engine import Engine, Judge
+from pipeline.engine.ended_ranks import drop_ended_ranks
+from pipeline.engine.engine import Engine
+from pipeline.engine.judge import Judge
 from pipeline.incidents.outside_acts import OutsideActs
 from pipeline.ingest.admission import Admission, StoredState
 from pipeline.ingest.entities import load_entities, load_topology
@@ -56,7 +58,8 @@ MAX_UNSEALED = DAY
 _HOUR = 3600 * SECOND
 _START_SHARE, _LATER_SHARE = 0.25, 4.0
 """Silent devices per active one above which they are dropped, at the start and later. Chosen: dropping later restarts
-the learning of detectors, so it needs a larger share; memory is at most five times that of the active devices."""
+the learning of detectors, so it needs a larger share; memory is at most five times that of the active devices. Ranks
+that ended are dropped earlier, without that: see pipeline/engine/ended_ranks.py."""
 
 
 def now() -> int:
@@ -77,6 +80,8 @@ class PipelineService:
     """
 
     each_round: tuple[Callable[[], object], ...] = ()
+
+    engine: Engine | None = None
 
     def __init__(
         self,
@@ -125,11 +130,17 @@ class PipelineService:
         return int(self.config.store.hot_hours * _HOUR + self.config.store.forget_days * DAY)
 
     def _drop_silent(self, share: float) -> bool:
-        """Drops silent devices if there are many. Returns whether device numbers changed."""
+        """Drops ended ranks and silent devices if there are many. Returns whether columns of frames changed."""
+        self._must_reload = True  # until it is done: the judge may have a state that no engine can go on with
+        ended = drop_ended_ranks(self.database, self.judge, self.clock())
         dropped = drop_silent_devices(self.database, self._max_silence_us, share, self.clock())
+        self._must_reload = False
+        if ended:
+            self.judge.restore(self._initial_state)
+            log.info("store: %d ranks dropped that ended; the detectors keep what they learned", ended)
         if dropped:
             log.warning("store: %d devices dropped that sent nothing for %g days", dropped, self._max_silence_us / DAY)
-        return bool(dropped)
+        return bool(ended or dropped)
 
     def _assemble(self) -> None:
         """Reads all parts from the store; `start_engine` follows."""
@@ -163,7 +174,6 @@ class PipelineService:
             self._monotonic,
             ForeignDecoder(config.site.name, config.otlp.node),
         )
-        self.engine: Engine | None = None
 
     def _reopen(self) -> None:
         """Reopens the store after a fatal error of DuckDB. Raises Retryable while it cannot be opened."""
@@ -225,7 +235,7 @@ class PipelineService:
         """Runs one commit and its evaluation. Returns False if there was nothing to do. Raises Retryable."""
         self.progress.heartbeat.beat("retention")
         self._apply_retention()
-        if self.engine is None:  # devices were dropped: start again
+        if self.engine is None:  # columns were dropped: start again
             return True
         if self.engine.is_ahead:
             self._reload("clock returned from far ahead")
@@ -264,8 +274,7 @@ class PipelineService:
             if self.engine is not None and (due := self.engine.decommissioned.due_announcements(self.clock())):
                 self.engine.report_events(due)
             if self._drop_silent(_LATER_SHARE):
-                self.devices.load(self.database.connection)
-                self.engine = None  # continues as after a restart
+                self._reload("columns of devices were dropped")
         if self.engine is not None:
             self._seal(self.engine, now)
 

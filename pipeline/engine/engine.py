@@ -13,14 +13,15 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import duckdb
 
 from pipeline.config.sections import Budget, Impact, Incidents, ModeRule
 from pipeline.engine.decommission import Decommission, Decommissioned, Write
+from pipeline.engine.judge import Judge
 from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limit_to_now, read_since
 from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
@@ -39,11 +40,11 @@ from pipeline.judging.page_budget import PageBudget
 from pipeline.judging.presence import LastSeen
 from pipeline.model.errors import Interrupted
 from pipeline.model.membership import Membership
-from pipeline.model.records import SECOND, Event, EventBatch, Finding, Frame, Instant, Origin, Rows, iso, select_rows
+from pipeline.model.records import SECOND, Event, EventBatch, Finding, Instant, Origin, Rows, iso, select_rows
 from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
-from pipeline.store.detector_state import Piece, delete_other_states, read_state
+from pipeline.store.detector_state import delete_other_states, read_state
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 
@@ -56,50 +57,6 @@ INSTANTS_PER_RESULT = 60  # maximum instants whose results are written in one tr
 
 
 Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
-
-
-class Judge(Protocol):
-    """The detectors, passed in by the entry point. beat: heartbeat, called with the next step; set by the pipeline."""
-
-    beat: Callable[[str], None]
-
-    @property
-    def signals(self) -> Collection[str] | None:
-        """The signals that they use; None: all."""
-        ...
-
-    @property
-    def names(self) -> Collection[str]:
-        """The names of the detectors, for modes and mutes."""
-        ...
-
-    def listing(self) -> list[dict[str, Any]]:
-        """Returns a row per detector, as in GET /api/v1/detectors."""
-        ...
-
-    def calibration(self) -> dict[str, Any]:
-        """Returns the thresholds in force, and the evidence for them."""
-        ...
-
-    def calibration_rows(self, other: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Returns them as rows, compared with an earlier version, as in GET /api/v1/calibration."""
-        ...
-
-    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Returns the findings of one instant. frames: by device class."""
-        ...
-
-    def judge_events(self, events: Sequence[Event], topology: Topology, again: bool = False) -> list[Finding]:
-        """Returns the findings of single events, on arrival. again: also for events that were judged before."""
-        ...
-
-    def snapshot(self) -> Iterable[Piece]:
-        """Yields the state of the detectors in named pieces, to be read before the next instant."""
-        ...
-
-    def restore(self, pieces: Mapping[str, bytes]) -> None:
-        """Restores the state of a snapshot."""
-        ...
 
 
 @dataclass(slots=True)
