@@ -124,7 +124,7 @@ def _plain(rows: Rows) -> pa.Table:
 
 def _append(store: Path, fleet: Fleet, commits: Sequence[Rows]) -> float:
     connection = duckdb.connect(str(store))
-    schema.create_tables(connection)
+    schema.create_tables(connection, 0)
     tables = HotTables(connection)
     start = cpu()
     for rows in commits:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -105,6 +106,18 @@ def _umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _template_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """New stores are copies of a template (tests/template_store.py)."""
+    if "pipeline.store.database" not in sys.modules:  # no collected test opens one
+        yield
+        return
+    from tests.template_store import template_store
+
+    with template_store(tmp_path_factory.mktemp("new_store")):
+        yield
 
 
 def need_broker() -> None:

@@ -186,10 +186,11 @@ class Database:
         self.connection = self._connect()
         self._copied: backup.BackupWriter | None = None  # has the file open: closing it would drop DuckDB's lock
         try:
+            found = schema.check_version(self.connection)
             if keep_older:
-                self._back_up_older()
+                self._back_up_older(found)
             with self.transaction() as connection:
-                schema.create_tables(connection, catalogue)
+                schema.create_tables(connection, found, catalogue)
         except duckdb.Error as error:
             self.close()
             raise explain_error(path, error) from error
@@ -197,9 +198,8 @@ class Database:
             self.close()
             raise
 
-    def _back_up_older(self) -> None:
-        """Makes a backup if the schema is older than ours. Raises Unreachable if there is no space for it."""
-        found = schema.check_version(self.connection)
+    def _back_up_older(self, found: int) -> None:
+        """Makes a backup if schema `found` is older than ours. Raises Unreachable if there is no space for it."""
         if not 0 < found < schema.SCHEMA_VERSION:
             return
         target = backup.migration_backup(self.path, found)

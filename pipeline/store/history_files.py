@@ -168,8 +168,9 @@ def forget_missing(connection: duckdb.DuckDBPyConnection, folder: Path) -> int:
     return len(missing)
 
 
-def match_files(connection: duckdb.DuckDBPyConnection, folder: Path, new: bool) -> None:
+def match_files(connection: duckdb.DuckDBPyConnection, folder: Path, new: bool) -> int:
     """Makes names and files agree at the start: forgets missing files, removes files that a kill left unnamed.
+    Returns how many names it forgot.
 
     new: the store is empty. Then, or if a file is missing, the store is not the one that the files belong to (a copy
     was restored, or the file was lost): files are kept aside in `FOLDER.aside`, for a person.
@@ -177,6 +178,7 @@ def match_files(connection: duckdb.DuckDBPyConnection, folder: Path, new: bool) 
     missing = forget_missing(connection, folder)
     aside = folder.with_name(folder.name + ".aside") if new or missing else None
     remove_unnamed(connection, folder, aside)
+    return missing
 
 
 def remove_unnamed(connection: duckdb.DuckDBPyConnection, folder: Path, aside: Path | None = None) -> list[str]:

@@ -1,4 +1,7 @@
-"""SQL that brings the rows of an older schema into today's tables, which exist already; run in one transaction."""
+"""SQL that brings the rows of an older schema into today's tables, which exist already; run in one transaction.
+
+And the view that shows today's rows as an older schema did.
+"""
 
 from __future__ import annotations
 
@@ -19,3 +22,12 @@ SELECT id, 'mute', to_json(list_filter([
 FROM mutes;
 DROP TABLE mutes"""
 """Mutes became silences."""
+
+MUTES = """
+CREATE OR REPLACE VIEW mutes AS
+SELECT id, coalesce(list_filter(m, lambda x: x.name = 'detector')[1].value, '*') AS detector,
+       coalesce(list_filter(m, lambda x: x.name = 'scope')[1].value, '*') AS scope, starts AS since, ends AS "until",
+       reason, author AS "user", expired AS ended, expired_by AS ended_by
+FROM (SELECT *, from_json(matchers, '[{"name": "VARCHAR", "value": "VARCHAR"}]') AS m FROM silences
+      WHERE kind = 'mute')"""
+"""The mutes as the table of version 3 had them."""

@@ -25,7 +25,7 @@ import duckdb
 
 from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
-from pipeline.store import history_files, job_membership, older_schemas, topology_lines
+from pipeline.store import history_files, job_membership, older_schemas, schema_mark, topology_lines
 
 SCHEMA_VERSION = 4
 RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
@@ -177,27 +177,28 @@ UNION SELECT b.entity, a.entity FROM port a JOIN port b ON a.far = b.own
 UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND a.far_number = b.number"""
 """The ends of each cable, one row per end, paired by GUID as in pipeline/model/links.py."""
 
-_MUTES = """
-CREATE OR REPLACE VIEW mutes AS
-SELECT id, coalesce(list_filter(m, lambda x: x.name = 'detector')[1].value, '*') AS detector,
-       coalesce(list_filter(m, lambda x: x.name = 'scope')[1].value, '*') AS scope, starts AS since, ends AS "until",
-       reason, author AS "user", expired AS ended, expired_by AS ended_by
-FROM (SELECT *, from_json(matchers, '[{"name": "VARCHAR", "value": "VARCHAR"}]') AS m FROM silences
-      WHERE kind = 'mute')"""
-"""The mutes as the table of version 3 had them."""
 
-
-def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
-    """Creates missing tables, columns and views. Raises UsageError if the file has a newer schema."""
-    found = check_version(connection)
-    connection.execute(_TABLES + history_files.TABLE + job_membership.TABLE + topology_lines.TABLE)
+def create_tables(
+    connection: duckdb.DuckDBPyConnection, found: int, catalogue: Mapping[str, Signal] = CATALOGUE
+) -> None:
+    """Creates missing tables, columns and views. found: version of the file, as `check_version` returns it."""
+    current = found == SCHEMA_VERSION and schema_mark.has_mark(connection, catalogue)
+    if not current:
+        connection.execute(_TABLES + history_files.TABLE + job_membership.TABLE + topology_lines.TABLE)
+    missing = 0
     if (folder := history_files.folder_of(connection)) is not None:
-        history_files.match_files(connection, folder, new=not found)
+        missing = history_files.match_files(connection, folder, new=not found)
+    if not current or missing:
+        _create_all(connection, catalogue, found)
+
+
+def _create_all(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal], found: int) -> None:
+    """Migrates from version `found`, and creates all columns and views."""
     if found == 1:
         connection.execute(older_schemas.FROM_1)
     if 0 < found < 4 and "mutes" in {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}:
         connection.execute(older_schemas.FROM_3)
-    connection.execute(_MUTES)
+    connection.execute(older_schemas.MUTES)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     have = _signal_columns(connection)
     for table in (name for name in have if name.startswith("hot_")):
@@ -210,22 +211,25 @@ def create_tables(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str,
     _create_entities_view(connection)
     _create_late_rows_view(connection, list_hot_tables(connection))
     connection.execute(_LINKS)
+    schema_mark.write_mark(connection, catalogue)
 
 
 _TABLE_NAMES = "SELECT table_name FROM duckdb_tables()"
 
 
 def check_version(connection: duckdb.DuckDBPyConnection) -> int:
-    """The schema version of the file, 0 if it is empty. Raises UsageError if it is newer or of another program."""
-    tables = {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}
-    columns = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'meta'"
-    if tables and not {("key",), ("value",)} <= set(connection.execute(columns).fetchall()):
-        raise UsageError(
-            f"store: is a DuckDB file of another program (tables {', '.join(sorted(tables)[:3])}); set another "
-            "[store] path"
-        )
-    query = "SELECT value FROM meta WHERE key = 'schema_version'"
-    found = connection.execute(query).fetchall() if tables else []
+    """The schema version of the file, 0 if it is empty. Raises UsageError if it is newer or of another program.
+
+    Outside of a transaction, which a failed statement ends. DuckDB's list of tables would read all of them: 30 ms.
+    """
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
+    except (duckdb.BinderException, duckdb.CatalogException) as error:  # no such table or column
+        if tables := sorted(name for (name,) in connection.execute(_TABLE_NAMES).fetchall()):
+            raise UsageError(
+                f"store: is a DuckDB file of another program (tables {', '.join(tables[:3])}); set another [store] path"
+            ) from error
+        return 0
     version = str(found[0][0]) if found else "0"
     if not version.isdecimal():
         raise DamagedStore(f"store: its table meta is damaged: schema_version is {version[:40]!r}, expected a number")

@@ -272,6 +272,23 @@ def test_files_of_a_lost_store_are_kept_aside(store):
 # --- in the loop of the pipeline ------------------------------------------------------------------------------------
 
 
+def test_a_moved_store_reads_its_files_at_their_new_place(store, tmp_path):
+    """Views name files by their whole path, and are not created again at each start."""
+    store.add(T0, 60)
+    store.sealer.advance(T0 + HOUR)
+    before = store.view()
+    store.sealer.stop()
+    store.database.close()
+    Database(store.path).close()  # what it creates is for the old place
+    place = tmp_path / "moved" / store.path.name
+    place.parent.mkdir()
+    store.path.rename(place)
+    history_files.history_folder(store.path).rename(history_files.history_folder(place))
+    store.database = Database(place)
+    assert store.view() == before
+    assert len(before) == 60 * GPUS
+
+
 def test_the_loop_seals_all_that_is_due_without_waiting(store):
     store.add(T0, 150)
     before, covered = store.view(), []

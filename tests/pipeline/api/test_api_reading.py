@@ -36,7 +36,7 @@ def test_entities_are_listed_all_or_by_kind(client: httpx.Client) -> None:
 
 def test_an_empty_store_has_no_entities() -> None:
     with duckdb.connect() as fresh:
-        schema.create_tables(fresh)
+        schema.create_tables(fresh, 0)
         assert fresh.sql(_ENTITIES, params=[None]).fetchall() == []
 
 
