@@ -1,6 +1,6 @@
 """Writes docs/acts_log.md: what acts did at real schedulers, scene by scene, from their histories.
 
-    python -m benchmarks.acts_log [--only slurm|slurmrestd|kubernetes] [--print]
+    python -m benchmarks.acts_log [--only slurm|slurm24|slurmrestd|kubernetes] [--print]
 
 Each scene is asserted while it is played (tests/pipeline/act_labs.py), so that a log that is written is one that
 passed. Needs root and the parts of `make parts`.
@@ -21,9 +21,9 @@ from tests.pipeline.api.test_api_acts import Served
 PAGE = Path(__file__).parents[1] / "docs" / "acts_log.md"
 HEAD = """# Acts at real schedulers: logs
 
-What acts did at Slurm 22.05 by its commands, Slurm 24.11 by slurmrestd, and Kubernetes 1.35, from their histories as
-`fleetpulse act show` prints them. Written by `python -m benchmarks.acts_log`, which plays each scene at the real
-scheduler and stops if one differs from [acts.md](acts.md). alice proposes, bob approves.
+What acts did at Slurm 22.05 and 24.11 by their commands, Slurm 24.11 by slurmrestd, and Kubernetes 1.35, from their
+histories as `fleetpulse act show` prints them. Written by `python -m benchmarks.acts_log`, which plays each scene at
+the real scheduler and stops if one differs from [acts.md](acts.md). alice proposes, bob approves.
 """
 
 
@@ -38,6 +38,7 @@ def play_all(name: str) -> tuple[str, list[Scene]]:
                 play = Play(lab, served, at)
                 dead = play.play_dead_scheduler()  # first: a scheduler may come back with its state of seconds ago
                 scenes = [*play.play_hold_and_release(), *play.play_refused(), play.play_undone()]
+                scenes += [play.play_dead_node()] if lab.dead else []
                 return lab.title, [*scenes, dead, play.play_killed_executor()]
             finally:
                 served.close()  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ Slurm of Debian 12 is 22.05, whose slurmrestd cannot change nodes. Each daemon h
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from tests.daemons import DaemonCluster, Daemons, free_ports
 from tests.slurm_cluster import SlurmError
 
 ROOT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "slurm" / "trixie"
+GPUS = 4
 READY_S, STOP_S = 60.0, 20.0
 """Chosen: two nodes are idle after 4 s; with a busy machine ten times as long."""
 _ENTER = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$@"'
@@ -44,8 +46,8 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=60
 MessageTimeout=10
-NodeName=gpu001 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 CoresPerSocket=2 RealMemory=500
-NodeName=gpu002 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 CoresPerSocket=2 RealMemory=500
+GresTypes=gpu
+{nodes}
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -58,16 +60,21 @@ def missing() -> str:
 
 
 class RestCluster(DaemonCluster):
-    """Two nodes, gpu001 and gpu002, and slurmrestd at `url`. topology: of topology.conf for topology/`plugin`."""
+    """Nodes gpu001, gpu002, ... with GPUS GPUs each, and slurmrestd at `url`.
 
-    def __init__(self, topology: str = "", plugin: str = "tree") -> None:
+    topology: of topology.conf for topology/`plugin`.   commands: folder with Slurm's commands of this version.
+    """
+
+    def __init__(self, topology: str = "", plugin: str = "tree", nodes: int = 2) -> None:
         self._topology, self._plugin = topology, plugin
+        self.nodes = tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
         self.folder = Path(tempfile.mkdtemp(prefix="fleetpulse-slurm-", dir=ROOT / "tmp"))
         self.folder.chmod(0o755)
         self.at = f"/{self.folder.relative_to(ROOT)}"
         self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
-        self._ports = free_ports(4)
-        self.url = f"http://127.0.0.1:{self._ports[3]}"
+        self._ports = free_ports(nodes + 2)
+        self.url = f"http://127.0.0.1:{self._ports[1]}"
+        self.commands = self.folder / "bin"
 
     def run(self, *words: str) -> str:
         """Returns the output of one of Slurm's commands. Raises SlurmError with its message."""
@@ -76,19 +83,24 @@ class RestCluster(DaemonCluster):
             raise SlurmError(f"{words[0]}: status {done.returncode}: {done.stderr[-2000:]}{self._daemons.tails()}")
         return done.stdout
 
+    def kill_node(self, node: str) -> None:
+        """Kills the slurmd of a node with signal 9."""
+        self._daemons.kill(node)
+
     def kill_controller(self) -> None:
         """Kills slurmctld; slurmrestd stays."""
         self._daemons.kill("slurmctld")
 
     def start_controller(self) -> None:
-        """Starts slurmctld again with its state, and waits until both nodes have registered."""
+        """Starts slurmctld again with its state, and waits until all nodes that live have registered."""
         self._spawn("slurmctld", ("slurmctld", "-D"))
         self._daemons.wait("slurmctld", self._has_all_nodes)
 
     def _has_all_nodes(self) -> bool:
-        done = subprocess.run(self._words(("sinfo", "-h", "-N", "-o", "%T")), capture_output=True, text=True)
-        states = done.stdout.split()
-        return len(states) == 2 and not any("unk" in state or "*" in state for state in states)
+        done = subprocess.run(self._words(("sinfo", "-h", "-N", "-o", "%N %T")), capture_output=True, text=True)
+        rows = [line.split() for line in done.stdout.splitlines()]
+        alive = [state for node, state in rows if node in self._daemons.running]
+        return len(rows) == len(self.nodes) and not any("unk" in state or "*" in state for state in alive)
 
     def token(self, seconds: int = 600) -> str:
         """Returns a line such as `scontrol token` prints."""
@@ -110,16 +122,28 @@ class RestCluster(DaemonCluster):
         if host not in (hosts.read_text() if hosts.exists() else ""):
             with open(hosts, "a") as file:
                 file.write(f"127.0.0.1 localhost {host}\n")
-        for name in ("state", "spool-gpu001", "spool-gpu002"):
+        for name in ("state", "bin", "dev", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
+        for number in range(GPUS):
+            os.mknod(self.folder / "dev" / f"nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
+        for name in ("scontrol", "squeue", "sinfo", "scancel"):
+            file = self.commands / name
+            file.write_text(f'#!/bin/sh\nexec {shlex.join(self._words((name,)))} "$@"\n')
+            file.chmod(0o755)
         for name, size in (("munge.key", 128), ("jwt.key", 32)):
             (self.folder / name).write_bytes(os.urandom(size))
             (self.folder / name).chmod(0o600)
-        conf = CONF.format(host=host, at=self.at, ports=self._ports)
+        lines = "\n".join(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 CoresPerSocket=8 "
+            f"RealMemory=500 Gres=gpu:h100:{GPUS}"
+            for node, port in zip(self.nodes, self._ports[2:], strict=True)
+        )
+        conf = CONF.format(host=host, at=self.at, ports=self._ports, nodes=lines)
         if self._topology:
             (self.folder / "topology.conf").write_text(self._topology)
             conf += f"TopologyPlugin=topology/{self._plugin}\n"
         (self.folder / "slurm.conf").write_text(conf)
+        (self.folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={self.at}/dev/nvidia[0-{GPUS - 1}]\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 
     def _start(self) -> None:
@@ -129,7 +153,7 @@ class RestCluster(DaemonCluster):
         self._spawn("munged", (*munge, *files))
         self._daemons.wait("munge", lambda: (self.folder / "munge.socket").exists())
         self._spawn("slurmctld", ("slurmctld", "-D", "-c"))
-        for node in ("gpu001", "gpu002"):
+        for node in self.nodes:
             self._spawn(node, ("slurmd", "-D", "-N", node))
         rest = ("slurmrestd", "-a", "rest_auth/jwt", "-s", "slurmctld", self.url.removeprefix("http://"))
         self._spawn("slurmrestd", rest, "--userspec=65534:65534", SLURM_JWT="daemon")
@@ -139,8 +163,8 @@ class RestCluster(DaemonCluster):
         words = self._words(("sinfo", "-h", "-t", "idle", "-o", "%D"))
         done = subprocess.run(words, capture_output=True, text=True)
         with socket.socket() as probe:
-            listens = probe.connect_ex(("127.0.0.1", self._ports[3])) == 0
-        return done.returncode == 0 and done.stdout.strip() == "2" and listens
+            listens = probe.connect_ex(("127.0.0.1", self._ports[1])) == 0
+        return done.returncode == 0 and done.stdout.strip() == str(len(self.nodes)) and listens
 
     def _spawn(self, name: str, words: tuple[str, ...], *options: str, **environment: str) -> None:
         self._daemons.spawn(name, self._words(words, *options, **environment), dict(os.environ), f"{name}.log")

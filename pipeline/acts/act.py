@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -156,7 +157,8 @@ class Act:
     """One act. Times in UTC us. `version` rises with each change. by_person: the requester is a person, no program.
 
     released: targets that are no longer held: released here, or by a person at the scheduler.
-    attempts: how often its execution began.  expires: when it ends by itself unless it was executed before.
+    attempts: how often its execution began.  began: when it first did, 0 before.
+    expires: when it ends by itself unless it was executed before.
     """
 
     id: str
@@ -180,6 +182,7 @@ class Act:
     updated: int = 0
     version: int = 1
     released: tuple[str, ...] = ()
+    began: int = 0
 
     @property
     def mark(self) -> str:
@@ -218,6 +221,7 @@ class Act:
         table = to_json(asdict(self))
         for name in ("created", "expires", "updated"):
             table[name] = iso(table[name])
+        table["began"] = iso(self.began) if self.began else None
         for approval in table["approvals"]:
             approval["time"] = iso(approval["time"])
         if self.plan is not None:
@@ -274,3 +278,18 @@ def check_targets(targets: Sequence[str]) -> tuple[str, ...]:
     if not 1 <= len(set(targets)) <= MAX_TARGETS:
         raise UsageError(f"targets: {len(set(targets))} nodes; expected 1 to {MAX_TARGETS}")
     return tuple(sorted(set(targets)))
+
+
+PARAMS: Mapping[str, re.Pattern[str]] = {
+    "level": re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}"),
+    "gpu": re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]{0,63}"),
+}
+"""What the parameters may be that become words of a program: a name, number, UUID or PCI address, never an option."""
+
+
+def check_params(params: Mapping[str, str]) -> dict[str, str]:
+    """Returns the parameters. Raises UsageError for one that could be read as an option of a program."""
+    for name, pattern in PARAMS.items():
+        if name in params and pattern.fullmatch(params[name]) is None:
+            raise UsageError(f"params.{name} = {params[name]!r}: expected a name or number, such as 3")
+    return dict(params)

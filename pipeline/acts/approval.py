@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipeline.acts.act import VERB_KINDS, Act
 from pipeline.model.records import Caller
 
@@ -30,6 +32,11 @@ def check_approval(
     if act.plan.people > 1 and act.by_person and act.requested_by == str(who):
         return "the requester cannot approve what needs two people"
     return ""
+
+
+def drop_lapsed(act: Act, since: int) -> Act:
+    """Returns the act without approvals from before a time: the first of two people holds as long as the second."""
+    return replace(act, approvals=tuple(approval for approval in act.approvals if approval.time > since))
 
 
 def _check_break_glass(act: Act, who: Caller, comment: str) -> str:

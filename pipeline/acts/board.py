@@ -14,8 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pipeline.acts import breaker, ledger
-from pipeline.acts.act import MAX_REASON, POLICY, VERBS, Act, Approval, Plan, When, check_targets, describe
-from pipeline.acts.approval import check_approval, has_enough_people
+from pipeline.acts.act import (
+    MAX_REASON,
+    POLICY,
+    VERBS,
+    Act,
+    Approval,
+    Plan,
+    When,
+    check_params,
+    check_targets,
+    describe,
+)
+from pipeline.acts.approval import check_approval, drop_lapsed, has_enough_people
 from pipeline.acts.guards import Facts
 from pipeline.config.acts import Acts
 from pipeline.incidents.audit import AuditEntry, write_audit
@@ -131,7 +142,7 @@ class Board:
             key=key,
             by_person=is_person,
             when=when,
-            params=dict(params or {}),
+            params=check_params(params or {}),
         )
         return self._add(made, who)
 
@@ -160,7 +171,8 @@ class Board:
         Raises Refused with the reason: a token, the requester alone, a plan that has changed, an act that has expired.
         """
         with self._lock:
-            act, now = self.find(id_), self.clock()
+            now = self.clock()
+            act = drop_lapsed(self.find(id_), now - self._approved_for(self.find(id_)))
             used = self.read(ledger.count_steps, ["break_glass"], now - 3600 * SECOND)
             reason = check_approval(act, who, plan, is_person, now, comment, break_glass, typed)
             if break_glass and used >= self.config.break_glass_per_hour:
@@ -265,7 +277,7 @@ class Board:
                 if act.state == "approved":
                     self._save(act.move(state, now, result={"reason": why}), who, "refuse act", why)
                 raise Refused(f"act {id_}: {why}")
-            return self._save(act.move("executing", now, attempts=1), who, "begin act", "")
+            return self._save(act.move("executing", now, attempts=1, began=now), who, "begin act", "")
 
     def _reason_not_to_begin(self, act: Act, failing: Sequence[str], now: int) -> str:
         if act.state != "approved" or act.plan is None:
@@ -296,7 +308,7 @@ class Board:
             done = self._save(moved, who, f"{state} act", comment)
             if done.verb == "release" and state == "executed" and done.mode == "on":
                 self._end_holds(done, who, now)
-            if state == "failed":
+            if state in breaker.FAILED:
                 self._open_breaker_if_due()
             return done
 

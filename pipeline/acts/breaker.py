@@ -8,12 +8,14 @@ from collections.abc import Iterable
 import duckdb
 
 from pipeline.acts import ledger
-from pipeline.acts.act import POLICY, VERB_KINDS, Act
+from pipeline.acts.act import POLICY, VERB_KINDS, Act, State
 from pipeline.config.acts import ActPolicy
 from pipeline.model.records import SECOND
 
 MAX_FAILED = 3
 """Failed acts within an hour that open the breaker. Chosen."""
+FAILED: tuple[State, ...] = ("failed", "rolled_back")
+"""States of an act that did not get its effect; a rolled back one failed on one of its nodes."""
 HOUR = 3600 * SECOND
 MAX_PROPOSED_SHARE = 0.05
 """Share of the fleet that policies may propose within 5 minutes: beyond it, the detectors are wrong, or the fault is of
@@ -24,7 +26,7 @@ PROPOSED_WINDOW = 300 * SECOND
 def find_reason(cursor: duckdb.DuckDBPyConnection, now: int, fleet_nodes: int) -> str:
     """Returns why automation must stop now; "" if it may go on. fleet_nodes: size of the fleet, 0 if unknown."""
     closed = ledger.read_breaker_closed(cursor)
-    failed = ledger.count_steps(cursor, ["failed"], max(now - HOUR, closed))
+    failed = ledger.count_steps(cursor, FAILED, max(now - HOUR, closed))
     if failed >= MAX_FAILED:
         return f"{failed} acts failed within an hour"
     proposed = ledger.count_targets(cursor, max(now - PROPOSED_WINDOW, closed), POLICY)

@@ -11,18 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pipeline.acts.act import Act, GuardResult, JobHit, Plan
-from pipeline.acts.adapters.adapter import Adapter, Outcome
+from pipeline.acts.adapters.adapter import Adapter, Outcome, StillRunning
 from pipeline.acts.board import Work
 from pipeline.acts.guards import Facts, Question, evaluate_guards, needed_people
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.config.acts import Acts
-from pipeline.model.errors import Outdated, Refused, Unreachable
+from pipeline.model.errors import ConfigError, FleetpulseError, Outdated, Refused, Unreachable
 from pipeline.model.records import SECOND
 
 log = logging.getLogger("fleetpulse.executor")
 GIVE_UP_S = 1800.0
-"""How long an act whose effect is unknown is looked up again before it counts as failed (s). Chosen: a restart of a
-scheduler with its state takes minutes."""
+"""How long after it began an act whose effect is unknown is looked up again before it counts as failed (s). Chosen: a
+restart of a scheduler with its state takes minutes."""
+GIVE_UP_DIAGNOSTIC_S = 4 * 3600.0
+"""The same for a diagnostic (s). Chosen: as for the programs of a site."""
 
 
 class BoardAccess(Protocol):
@@ -54,18 +56,31 @@ class Executor:
         self.board, self.config, self.clock, self.name = board, config, clock, name
         self._scheduler, self._find_adapter = scheduler, find_adapter
         self._seen: SchedulerState | None = None
+        self.waiting: set[str] = set()
+        """Acts whose programs go on."""
 
-    def run_once(self) -> int:
-        """Does what there is to do; returns how many acts it worked on. Raises Unreachable without the board."""
+    def run_once(self, only_waiting: bool = False) -> int:
+        """Does what there is to do; returns how many acts it worked on. Raises Unreachable without the board.
+
+        only_waiting: begins nothing, and asks after the programs that go on.
+        """
         work, self._seen = self.board.claim(self.name), None
+        if only_waiting:
+            work = [task for task in work if task.act.id in self.waiting]
+        self.waiting = set()
         for task in work:
             try:
                 self._do(task)
+            except StillRunning as error:
+                self.waiting.add(task.act.id)
+                self._fail_if_overdue(task.act, str(error))
             except (Refused, Outdated) as error:
                 log.info("%s", error)
             except Unreachable as error:
                 log.warning("act %s: %s; tried again", task.act.id, error)
                 self._fail_if_overdue(task.act, str(error))
+            except FleetpulseError as error:  # one act must not stop the others
+                log.warning("act %s: %s", task.act.id, error)
         return len(work)
 
     def _do(self, task: Work) -> None:
@@ -92,8 +107,12 @@ class Executor:
         people, why = needed_people(question, guards)
         adapter = self._find_adapter(act.verb)
         able = act.verb in adapter.verbs
-        commands = adapter.list_commands(act, world) if able else ()
-        guards += (GuardResult("adapter", f"{adapter.name} {'can' if able else 'cannot'} {act.verb}", "can", able),)
+        said, commands = f"{adapter.name} {'can' if able else 'cannot'} {act.verb}", tuple[str, ...]()
+        try:
+            commands = adapter.list_commands(act, world) if able else ()
+        except ConfigError as error:
+            able, said = False, str(error)
+        guards += (GuardResult("adapter", said, "can", able),)
         hits = [JobHit(j.id, len(j.nodes), j.gpus, j.account) for j in world.jobs_on(frozenset(question.names))]
         before = {n: _show(world.nodes[n]) if n in world.nodes else "unknown" for n in question.names}
         return Plan(self.clock(), adapter.name, commands, guards, tuple(hits), before, people, why)
@@ -115,8 +134,11 @@ class Executor:
 
     def _resume(self, act: Act) -> None:
         """Goes on after an interruption: reads the scheduler, and does only what it does not show."""
-        world = self._scheduler.read_state(self.clock())
-        if act.verb not in ("hold", "release", "evict"):
+        world, adapter = self._scheduler.read_state(self.clock()), self._find_adapter(act.verb)
+        if adapter.is_waiting(act):
+            self._carry_out(act, world)
+            return
+        if act.mode == "on" and act.verb not in adapter.repeatable:
             said = "interrupted while it ran; whether it was done is unknown: look at the node"
             self.board.report(act.id, "failed", self.name, {"reason": said})
             return
@@ -197,8 +219,9 @@ class Executor:
                 self.board.report_undone(act.id, target, _show(node), self.name)
 
     def _fail_if_overdue(self, act: Act, why: str) -> None:
-        if act.state == "executing" and self.clock() - act.updated > GIVE_UP_S * SECOND:
-            said = f"its effect is unknown for {GIVE_UP_S / 60:.0f} min: {why}"
+        limit = GIVE_UP_DIAGNOSTIC_S if act.verb == "diagnose" else GIVE_UP_S
+        if act.state == "executing" and self.clock() - (act.began or act.updated) > limit * SECOND:
+            said = f"its effect is unknown for {limit / 60:.0f} min: {why}"
             held = list(act.targets) if act.verb == "hold" else []
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
 

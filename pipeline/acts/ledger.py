@@ -91,23 +91,42 @@ def load_steps(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Step]:
 
 def find_begun(cursor: duckdb.DuckDBPyConnection, ids: Sequence[str]) -> dict[str, int]:
     """Returns when each of these acts last began to be carried out (UTC us); acts that never began are not in it."""
+    return _find_last(cursor, ids, ["executing"])
+
+
+def find_done(cursor: duckdb.DuckDBPyConnection, ids: Sequence[str]) -> dict[str, int]:
+    """Returns when the scheduler had accepted each of these acts (UTC us); of one that failed on its way, when it last
+    began. What ran before that moment did not run after the act."""
+    return _find_last(cursor, ids, ["executing", "executed"])
+
+
+def _find_last(cursor: duckdb.DuckDBPyConnection, ids: Sequence[str], states: Sequence[str]) -> dict[str, int]:
+    """Returns when each act last entered one of the states (UTC us)."""
     rows = cursor.execute(
         """SELECT act, epoch_us(max(time)) FROM act_history
-           WHERE state = 'executing' AND list_contains($1::VARCHAR[], act) GROUP BY act""",
-        [list(ids)],
+           WHERE list_contains($2::VARCHAR[], state) AND list_contains($1::VARCHAR[], act) GROUP BY act""",
+        [list(ids), list(states)],
     ).fetchall()
     return dict(rows)
 
 
 def count_steps(
-    cursor: duckdb.DuckDBPyConnection, states: Sequence[str], since: int, actors: str = "", acts: str = "on"
+    cursor: duckdb.DuckDBPyConnection,
+    states: Sequence[str],
+    since: int,
+    actors: str = "",
+    acts: str = "on",
+    besides: str = "",
 ) -> int:
-    """Returns how many acts entered one of the states since a time. actors: only those of this prefix; acts: mode."""
+    """Returns how many acts entered one of the states since a time.
+
+    actors: only those of this prefix.   acts: mode.   besides: an act that does not count.
+    """
     found = cursor.execute(
         """SELECT count(DISTINCT h.act) FROM act_history h JOIN acts a ON a.id = h.act
            WHERE list_contains($1, h.state) AND h.time >= make_timestamptz($2::BIGINT)
-           AND starts_with(a.requested_by, $3) AND a.document ->> '$.mode' = $4""",
-        [list(states), since, actors, acts],
+           AND starts_with(a.requested_by, $3) AND a.document ->> '$.mode' = $4 AND a.id <> $5""",
+        [list(states), since, actors, acts, besides],
     ).fetchone()
     return int(found[0]) if found else 0
 

@@ -19,6 +19,7 @@ from pipeline.api.problem import ProblemResponse, make_problem
 from pipeline.api.tokens import Tokens
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host_header
 from pipeline.http.roles import (
+    ACTS_PATH,
     CLIENT_HEADER,
     EXECUTOR_PATH,
     MAX_CLIENT,
@@ -113,6 +114,11 @@ class Guard:
             return make_problem(403, str(error))
         if scope["path"].startswith(EXECUTOR_PATH) and not scope[USER].is_executor:
             why = f"{scope[USER]} is no executor; see fleetpulse token create --executor"
+            scope[REFUSED] = scope[USER], why
+            return make_problem(403, why)
+        writes = scope["method"] not in ("GET", "HEAD")
+        if not self.tokens and writes and scope["path"].startswith(ACTS_PATH):
+            why = "acts need a token or a person who signed in, and there is no token: see fleetpulse token create"
             scope[REFUSED] = scope[USER], why
             return make_problem(403, why)
         needed = find_role(scope["method"], scope["path"])

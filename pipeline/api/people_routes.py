@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from pipeline.api import audit_marks
 from pipeline.api.guard import USER
 from pipeline.api.models import COMMENT_CHARACTERS, Incident, Incidents, Note, Strict, Time
 from pipeline.api.result_formats import encode_json
@@ -179,10 +180,17 @@ class AuditRow(Strict):
 
 
 class Audit(Strict):
-    """Rows of the audit, newest first. broken: number of the first row that was changed or removed; null: none."""
+    """Rows of the audit, newest first. broken: number of the first row that was changed or removed; null: none.
+
+    oldest: number of the oldest row that is kept.   newest: mark of the newest, NUMBER:HASH.   mark: what became of the
+    row of the mark that was asked for; null: none was.
+    """
 
     audit: list[AuditRow]
     broken: int | None
+    oldest: int
+    newest: str
+    mark: audit_marks.State | None
 
 
 people_router = APIRouter(prefix="/api/v1")
@@ -367,9 +375,13 @@ def read_audit(
     actor: str | None = None,
     target: str | None = None,
     limit: Annotated[int, Query(ge=1, le=audit.MOST_ROWS)] = 500,
+    mark: str | None = None,
 ) -> Response:
     """Writes through the API and attempts that were refused, newest first; and whether a row was changed."""
     begun = _parse_times({"starts": since}, request)["starts"] if since else 0
     with get_context(request).cursor() as cursor:
         rows = audit.list_audit(cursor, begun, actor, target, limit)
-        return json_response({"audit": rows, "broken": audit.check_chain(cursor)})
+        oldest, newest = audit_marks.read_marks(cursor)
+        state = None if mark is None else audit_marks.check_mark(cursor, mark)
+        kept = {"oldest": oldest, "newest": newest, "mark": state}
+        return json_response({"audit": rows, "broken": audit.check_chain(cursor), **kept})

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -26,6 +27,8 @@ from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
 
 log = logging.getLogger("fleetpulse.executor")
+STOP_S = 240.0
+"""How long a stop waits for programs that run (s). Chosen: less than TimeoutStopSec of the unit (300 s)."""
 SCHEDULERS = ("kubernetes", "slurm", "slurmrestd", "noop")
 
 
@@ -49,7 +52,7 @@ def make_executor(config: Config) -> Executor:
 
 
 def run(config: Config) -> int:
-    """Works until SIGTERM or SIGINT; an act that is being carried out is finished first."""
+    """Works until SIGTERM or SIGINT; what is being carried out is finished first, programs within STOP_S."""
     stop, said = Stop(), ""
     executor = make_executor(config)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,4 +75,18 @@ def run(config: Config) -> int:
         manager.notify_alive(f"waits: {said}" if said else "")
         stop.wait(config.executor.poll_seconds)
     manager.notify_stopping()
+    finish(executor, STOP_S)
     return 0
+
+
+def finish(executor: Executor, limit_s: float, pause: Callable[[float], None] = time.sleep) -> None:
+    """Waits for programs that run, and reports their end; begins nothing."""
+    end = time.monotonic() + limit_s
+    while executor.waiting and time.monotonic() < end:
+        pause(1.0)
+        try:
+            executor.run_once(only_waiting=True)
+        except FleetpulseError as error:
+            log.warning("at the stop: %s", error)
+    if executor.waiting:
+        log.warning("programs still run, and are counted as failed: %s", ", ".join(sorted(executor.waiting)))

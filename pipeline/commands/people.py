@@ -175,6 +175,32 @@ def run_audit(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
     return found["audit"], AUDIT, found["broken"]
 
 
+MARKS = {
+    "changed": "row {row} is another one now: the audit was written again",
+    "missing": "the audit ends before row {row}: the newest rows were removed",
+    "older": "row {row} is older than the rows that are kept, from {oldest}: keep a newer mark",
+}
+"""What became of the row of a mark, for people."""
+
+
+def verify_audit(config: Config, given: argparse.Namespace) -> tuple[Mapping[str, Any], str, bool]:
+    """Returns what was found of the audit's chain and of a mark, in words too, and whether all of it is whole."""
+    mark = _optional(given, "mark") or ""
+    found = _get(config, f"/audit?{urlencode({'limit': 1, **({'mark': mark} if mark else {})})}")
+    broken, newest = found["broken"], found["newest"]
+    said = {name: found[name] for name in ("broken", "oldest", "newest", "mark")}
+    if broken is not None:
+        return said, f"row {broken} of the audit was changed, or the row before it is missing", False
+    if found["mark"] in MARKS:
+        return said, MARKS[found["mark"]].format(row=mark.partition(":")[0], oldest=found["oldest"]), False
+    if not newest:
+        return said, "the audit is empty", True
+    rows = f"rows {found['oldest']:,} to {int(newest.partition(':')[0]):,}"
+    held = f"; row {mark.partition(':')[0]} is as it was marked" if mark else ""
+    kept = f"mark {newest}\nkeep the mark elsewhere: with --mark it finds newest rows that are removed later"
+    return said, f"the hash chain of the audit is whole, {rows}{held}\n{kept}", True
+
+
 def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str], str]:
     """Creates, lists or revokes tokens. Returns rows, columns, and the text of a new token, which is shown once."""
     path, now, text = tokens.find_role_file(config.store.path), time.time_ns() // 1000, ""

@@ -92,7 +92,10 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     },
     "audit": {
         "list": ("list rows (the default)", (*AUDITED, OUTPUT)),
-        "verify": ("check the hash chain: exit code 1 if a row was changed or removed", (OUTPUT,)),
+        "verify": (
+            "check the hash chain: exit code 1 if a row was changed or removed",
+            (option("--mark", "a mark that verify printed before: its row must be there", metavar="MARK"), OUTPUT),
+        ),
     },
     "act": {
         "list": ("list acts that are not over (the default)", (ALL, OUTPUT)),

@@ -44,6 +44,7 @@ class FactSource:
     def collect(self, act: Act) -> Facts:
         """Returns the facts as they are now."""
         engine, names = self._engine, tuple(target.partition(":")[2] for target in act.targets)
+        waits = act.when == "after_checkpoint" and bool(act.approvals)
         with engine.lock:
             condition, cause, below = self._describe_incident(act.incident)
             silent = frozenset(name for name in names if not engine.has_telemetry(f"node:{name}"))
@@ -51,7 +52,7 @@ class FactSource:
         with engine.database.lock:
             connection = engine.database.connection
             acts = ledger.load_acts(connection, only_open=True)
-            recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT)
+            recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT, besides=act.id)
             held = {target.partition(":")[2]: other for other in acts for target in other.held}
             ours = {name: held[name] for name in names if name in held}
             begun = find_holds_begun(connection, ours)
@@ -59,7 +60,7 @@ class FactSource:
             checks = {name: self._find_check(name, since, done) for name, since in begun.items()}
             deep = frozenset(name for name, since in begun.items() if is_deeply_checked(name, since, done))
             relapses = find_relapses(connection, begun, self._config.burn_in_days) if act.verb == "release" else {}
-            rows = connection.execute(_CHECKPOINTS, [act.updated]).fetchall() if act.when == "after_checkpoint" else []
+            rows = connection.execute(_CHECKPOINTS, [find_approved(act)]).fetchall() if waits else []
             breaker = ledger.read_breaker(connection)
         busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
         return Facts(
@@ -113,6 +114,11 @@ class FactSource:
         return "canary right" if connection.execute(_CHECKS, [name, since]).fetchone() else ""
 
 
+def find_approved(act: Act) -> int:
+    """Returns when the last of the people approved an act that is approved (UTC us)."""
+    return max(approval.time for approval in act.approvals)
+
+
 def is_at_work(act: Act) -> bool:
     """Returns whether an act has been approved and is not over: no other act begins on its nodes until then."""
     return act.is_open and act.state not in ("proposed", "planned", "awaiting_approval")
@@ -124,8 +130,8 @@ DEEP = 3
 
 def find_holds_begun(connection: duckdb.DuckDBPyConnection, holds: Mapping[str, Act]) -> dict[str, int]:
     """Returns when each held node was held (UTC us): a hold may have waited for its approval for hours."""
-    begun = ledger.find_begun(connection, [hold.id for hold in holds.values()])
-    return {name: begun[hold.id] for name, hold in holds.items()}
+    done = ledger.find_done(connection, [hold.id for hold in holds.values()])
+    return {name: done[hold.id] for name, hold in holds.items()}
 
 
 def list_diagnostics(connection: duckdb.DuckDBPyConnection) -> list[Diagnostic]:

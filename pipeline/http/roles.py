@@ -20,6 +20,8 @@ READING_PATHS = frozenset({"/api/v1/sql", "/api/v1/silences/preview", "/api/v1/s
 """POST requests that only read."""
 ADMIN_PATHS = ("/api/v1/calibration", "/api/v1/budget", "/api/v1/nodes", "/api/v1/backup")
 """Paths of which writes need the role admin: settings of the site, and what takes nodes out of service."""
+ACTS_PATH = "/api/v1/acts"
+"""Acts on machines. Without a token anyone on the host would be the same nameless caller: it writes nothing here."""
 EXECUTOR_PATH = "/api/v1/executor/"
 """What only a token of an executor may call: what carries out acts is not what asks for them."""
 _NOTE_PATHS = re.compile(r"/api/v1/incidents/[^/]+/(acknowledge|assign|comment|feedback|reopen|resolve)")

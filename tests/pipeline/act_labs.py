@@ -32,6 +32,8 @@ STEPS = ("awaiting_approval", "executing", "executed", "verifying", "verified")
 """States after which the executor's process is killed."""
 LIMITS = ActLimits(rack_nodes=8, fleet_share=1.0, ceiling_share=1.0, acts_per_10_minutes=1000, two_people_gpus=1024)
 ON = Acts(hold="on", release="on", limits=LIMITS)
+NODES = 64
+"""Nodes of the large lab. Source: a rack row of a training cluster; Slurm starts as many on this machine."""
 LIMIT_S = 120.0
 """Longest wait for a state (s). Chosen: ten starts of the process on a busy machine."""
 CONFIG = """\
@@ -57,6 +59,7 @@ class Lab:
     """A real scheduler. show: how it shows a node.  more: lines of the executor's configuration.
 
     take_out, give_back: what another administrator does with its own commands.   stop, start: of its controller.
+    dead: a node whose daemon was killed, under a job on all nodes; "" if there is none.
     """
 
     title: str
@@ -69,6 +72,7 @@ class Lab:
     stop: Callable[[], None]
     start: Callable[[], None]
     environ: Mapping[str, str] = field(default_factory=dict)
+    dead: str = ""
 
 
 @contextmanager
@@ -110,6 +114,35 @@ def slurmrestd_lab(folder: Path) -> Iterator[Lab]:
         )
 
 
+@contextmanager
+def slurm_24_lab(folder: Path) -> Iterator[Lab]:
+    """Slurm 24.11 of Debian 13, by its commands: NODES nodes, a job that runs on all, one slurmd killed."""
+    del folder
+    if reason := slurm_rest.missing():
+        do_without("slurm 24.11", reason)
+    with slurm_rest.RestCluster(nodes=NODES) as cluster:
+        job = ("sbatch", "--parsable", "--no-kill", "--output=/dev/null", f"--nodes={NODES}", "--gpus-per-node=4")
+        id_ = cluster.run(*job, "--wrap=sleep 3600").strip()
+        until(lambda: cluster.run("squeue", "-h", "-j", id_, "-o", "%T").strip() == "RUNNING", 60)
+        dead = cluster.nodes[-1]
+        cluster.kill_node(dead)
+        yield Lab(
+            f"Slurm 24.11, command line: {NODES} nodes, a job on all of them, the slurmd of {dead} killed",
+            cluster.nodes,
+            replace(
+                ON,
+                adapter="slurm",
+                slurm=SlurmAccess(commands=cluster.commands),
+                limits=replace(LIMITS, two_people_gpus=64),
+            ),
+            f'[acts.slurm]\ncommands = "{cluster.commands}"',
+            *_slurm_commands(cluster.run),
+            cluster.kill_controller,
+            cluster.start_controller,
+            dead=dead,
+        )
+
+
 def _slurm_commands(
     run: Callable[..., str],
 ) -> tuple[Callable[[str], str], Callable[[str], object], Callable[[str], object]]:
@@ -118,10 +151,24 @@ def _slurm_commands(
     def update(node: str, *words: str) -> None:
         run("scontrol", "update", f"NodeName={node}", *words)
 
+    def resume(node: str) -> None:
+        """Slurm refuses it while the node has not registered at a slurmctld that was started again."""
+
+        def is_accepted() -> bool:
+            try:
+                update(node, "State=RESUME")
+            except slurm_cluster.SlurmError as error:
+                if "Invalid node state" not in str(error):
+                    raise
+                return False
+            return True
+
+        until(is_accepted, 90)
+
     return (
         lambda node: " ".join(run("sinfo", "-h", "-N", "-n", node, "-o", "%N %T %E").split()),
         lambda node: update(node, "State=DRAIN", "Reason=NHC: check_fs failed"),
-        lambda node: update(node, "State=RESUME"),
+        resume,
     )
 
 
@@ -159,6 +206,7 @@ def kubernetes_lab(folder: Path) -> Iterator[Lab]:
 
 LABS: Mapping[str, Callable[[Path], Any]] = {
     "slurm": slurm_lab,
+    "slurm24": slurm_24_lab,
     "slurmrestd": slurmrestd_lab,
     "kubernetes": kubernetes_lab,
 }
@@ -317,6 +365,25 @@ class Play:
             self.lab.give_back(node)
         self.settle(act, "cancelled")
         return scene
+
+    def play_dead_node(self) -> Scene:
+        node, show = self.lab.dead, self.lab.show
+        before = show(node)
+        act = self.hold(node)
+        assert act in show(node)
+        plan = self.served.board.find(act).plan
+        assert plan is not None
+        (job,) = plan.jobs
+        shown = {
+            "before": before,
+            "after": show(node),
+            "job": f"{job.job}: {job.nodes} nodes, {job.gpus} GPUs",
+            "two people": "; ".join(plan.people_why),
+        }
+        # after SlurmdTimeout the dead node no longer belongs to the job, which goes on without it
+        assert (job.nodes in (NODES, NODES - 1), job.gpus, plan.people) == (True, job.nodes * slurm_rest.GPUS, 2), job
+        text = "Nobody answers at the node, and a job runs on all nodes: the hold is accepted and seen all the same."
+        return self.tell("A hold of a node whose slurmd is dead", text, act, **shown)
 
     def play_killed_executor(self) -> Scene:
         node, act = self.lab.nodes[0], ""

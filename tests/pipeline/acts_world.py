@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pipeline.acts.act import VERBS, Act, Verb
-from pipeline.acts.adapters.adapter import Adapter, Outcome, write_note
+from pipeline.acts.adapters.adapter import REPEATABLE, Adapter, Outcome, write_note
 from pipeline.acts.board import Board
 from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
@@ -45,6 +45,7 @@ class Scheduler:
     """Number of calls until the process that calls is killed: before, or after, the change."""
     name: str = "slurm"
     verbs: frozenset[Verb] = frozenset(VERBS)
+    repeatable: frozenset[Verb] = REPEATABLE
     clock: Callable[[], int] = lambda: START
     most_out: int = 0
 
@@ -89,6 +90,9 @@ class Scheduler:
         self.log.append((act.verb, node.name, found.reason))
         self._call()
         return Outcome(True, "done")
+
+    def is_waiting(self, act: Act) -> bool:
+        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         self._call()

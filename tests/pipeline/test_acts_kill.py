@@ -11,7 +11,12 @@ from tests.pipeline.act_labs import LABS, STEPS, Play
 from tests.pipeline.api.test_api_acts import Served
 
 pytestmark = [pytest.mark.slow]
-MARKS = {"slurm": pytest.mark.slurm, "slurmrestd": pytest.mark.slurm, "kubernetes": pytest.mark.kubernetes}
+MARKS = {
+    "slurm": pytest.mark.slurm,
+    "slurm24": pytest.mark.slurm,
+    "slurmrestd": pytest.mark.slurm,
+    "kubernetes": pytest.mark.kubernetes,
+}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS[name]) for name in LABS])
@@ -35,6 +40,8 @@ def test_a_real_scheduler_plays_all_scenes(play: Play) -> None:
     for refused in play.play_refused():
         assert [state for state, _, _ in refused.steps] == ["proposed", "refused"]
     assert play.play_undone().steps[-1][:2] == ("cancelled", "executor")
+    if play.lab.dead:
+        assert play.play_dead_node().steps[-1][0] == "verified"
     killed = play.play_killed_executor()
     assert play.kills == len(STEPS)
     assert [state for state, _, _ in killed.steps].count("executed") == 1

@@ -58,7 +58,7 @@ def site(cluster: slurm_cluster.Cluster, database: Database) -> Site:
 def test_a_hold_drains_under_a_running_job_and_a_release_gives_the_node_back(
     site: Site, cluster: slurm_cluster.Cluster
 ) -> None:
-    job = cluster.batch("sleep 300", "-w", "gpu001", "--gres=gpu:2")
+    job = cluster.batch("sleep 300", "-w", "gpu001", "--gpus=2", "--no-requeue")
     until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
     act = site.propose("hold", "gpu001", incident="INC-1")
     assert act.plan is not None
@@ -78,6 +78,21 @@ def test_a_hold_drains_under_a_running_job_and_a_release_gives_the_node_back(
     site.approve(release)
     site.settle(release, "verified")
     assert "DRAIN" not in cluster.run("scontrol", "-o", "show", "node", "gpu001")
+
+
+def test_a_batch_job_that_may_start_again_is_requeued_not_cancelled(site: Site, cluster: slurm_cluster.Cluster) -> None:
+    job = cluster.batch("sleep 300", "-w", "gpu002", "--gpus-per-node=1", "--requeue")
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
+    hold = site.propose("hold", "gpu002")
+    site.approve(hold)
+    site.settle(hold, "verified")
+    evict = site.propose("evict", "gpu002")
+    assert evict.plan is not None
+    assert evict.plan.commands == (f"scontrol requeue {job}",)
+    site.approve(evict)
+    site.settle(evict, "verified")
+    assert cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING"
+    cluster.run("scancel", job)
 
 
 def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster: slurm_cluster.Cluster) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.acts.adapters.slurm import Slurm
 from pipeline.acts.adapters.slurmrestd import Slurmrestd
 from pipeline.config.acts import ActLimits, SlurmAccess
 from pipeline.model.errors import Unreachable
@@ -94,6 +95,33 @@ def test_a_running_job_is_named_and_goes_on(site: Site, cluster: slurm_rest.Rest
     assert state_of(cluster, "gpu001").startswith("draining")
     assert cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
     cluster.run("scancel", job)
+
+
+REQUESTS = {
+    "all": (("-N", "2", "--gpus=8"), 8),
+    "per node": (("-N", "2", "--gpus-per-node=h100:2"), 4),
+    "per task": (("-N", "1", "-n", "2", "--gpus-per-task=1"), 2),
+    "per socket": (("-N", "1", "--sockets-per-node=1", "--gpus-per-socket=3"), 3),
+    "as GRES": (("-N", "1", "--gres=gpu:h100:3"), 3),
+    "none": (("-N", "1"), 0),
+}
+
+
+@pytest.mark.parametrize("how", REQUESTS)
+def test_commands_and_rest_count_the_gpus_of_a_job_however_it_asked(
+    how: str, site: Site, cluster: slurm_rest.RestCluster
+) -> None:
+    words, gpus = REQUESTS[how]
+    job = cluster.run("sbatch", "--parsable", "--output=/dev/null", *words, "--wrap=sleep 300").strip()
+    try:
+        until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
+        commands = Slurm(replace(ON, slurm=SlurmAccess(commands=cluster.commands)))
+        seen = [adapter.read_state(0).jobs[job] for adapter in (commands, site.rest)]
+        assert [(found.gpus, found.requeues) for found in seen] == [(gpus, True), (gpus, True)]
+        assert seen[0].nodes == seen[1].nodes
+    finally:
+        cluster.run("scancel", job)
+        until(lambda: not cluster.run("squeue", "-h", "-j", job), 30)
 
 
 @pytest.mark.parametrize("text", ["SLURM_JWT=eyJhbGciOiJIUzI1NiJ9.e30.x", "nothing"])

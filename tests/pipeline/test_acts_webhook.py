@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.acts.act import Act
+from pipeline.acts.adapters.adapter import StillRunning
 from pipeline.acts.adapters.webhook import Webhook
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.config.acts import Acts, WebhookAccess
@@ -88,9 +89,11 @@ def test_a_signed_request_names_act_verb_and_node_and_200_is_done(house: House, 
 def test_not_yet_is_asked_again_with_the_same_id(house: House, tmp_path: Path, status: int) -> None:
     adapter = make_adapter(house, tmp_path)
     house.answers = [(status, "later")]
-    with pytest.raises(Unreachable, match=rf"\[acts.webhook\]: HTTP {status}"):
+    with pytest.raises((Unreachable, StillRunning), match=rf"\[acts.webhook\]: HTTP {status}"):
         adapter.carry_out(ACT, NODE)
+    assert adapter.is_waiting(ACT)
     assert adapter.carry_out(ACT, NODE).done
+    assert not adapter.is_waiting(ACT)
     assert len({headers["webhook-id"] for headers, _ in house.asked}) == 1
 
 

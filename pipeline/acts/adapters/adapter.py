@@ -1,4 +1,4 @@
-"""The contract of adapters, which tests/pipeline/acts/test_adapters.py tries on each."""
+"""The contract of adapters. Each is tried at its real scheduler or tool (tests/pipeline/test_acts_*.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pipeline.acts.act import Act, Verb
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
+from pipeline.model.errors import FleetpulseError
 
 MAX_NOTE = 200
 """Characters of a reason at the scheduler. Chosen: what `sinfo -R` and `kubectl describe` still show."""
@@ -22,14 +23,24 @@ class Outcome:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
+class StillRunning(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """What was begun on a node goes on: ask again in the next round. Other acts need not wait for it."""
+
+
+REPEATABLE: frozenset[Verb] = frozenset({"hold", "release", "evict"})
+"""Verbs of a scheduler that may be carried out again after an interruption: it shows what was done."""
+
+
 class Adapter(Protocol):
     """Carries out verbs at one scheduler. All calls may raise Unreachable; then nothing is known about their effect.
 
-    Each call is safe to repeat: a node that is held for the same act stays as it is.
+    A node that is held for the same act stays as it is.
+    verbs: what it can do.   repeatable: those that may be carried out again after the executor was killed.
     """
 
     name: str
     verbs: frozenset[Verb]
+    repeatable: frozenset[Verb]
 
     def read_state(self, now: int) -> SchedulerState:
         """Returns all nodes and running jobs of the scheduler."""
@@ -40,7 +51,14 @@ class Adapter(Protocol):
         ...
 
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
-        """Does the verb to one node. Returns what the scheduler refused; raises only if the effect is unknown."""
+        """Does the verb to one node. Returns what the scheduler refused.
+
+        Raises StillRunning while it goes on, Unreachable if the effect is unknown.
+        """
+        ...
+
+    def is_waiting(self, act: Act) -> bool:
+        """Returns whether this process began the act and waits for its end: then it asks on, and begins nothing."""
         ...
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:

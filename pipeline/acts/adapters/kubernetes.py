@@ -18,7 +18,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import REPEATABLE, Outcome, check_owner, write_note
 from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -41,6 +41,7 @@ class Kubernetes:
 
     name = "kubernetes"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict"})
+    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Kubernetes:
 
     def read_state(self, now: int) -> SchedulerState:
         """See `Adapter.read_state`. Nodes without GPUs are not counted."""
-        with _reachable("list nodes and pods"):
+        with _reachable("list nodes and pods", reads=True):
             nodes = [n for n in self._list(self._core.list_node) if self._gpus_of_node(n)]
             pods = list(self._list(self._core.list_pod_for_all_namespaces))
         jobs = self._jobs(pods)
@@ -88,7 +89,7 @@ class Kubernetes:
         if act.verb == "evict":
             return self._evict(act, node)
         for _ in range(MAX_STALE):
-            with _reachable(f"read node {node.name}"):
+            with _reachable(f"read node {node.name}", reads=True):
                 fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
             if (decided := check_owner(act, parse_node(fresh, ()), node)) is not None:
                 return decided
@@ -97,9 +98,14 @@ class Kubernetes:
                 return Outcome(not said, said or "done")
         return Outcome(False, f"{node.name}: others changed it {MAX_STALE} times in between")
 
+    def is_waiting(self, act: Act) -> bool:
+        """See `Adapter.is_waiting`: each command ends at once."""
+        del act
+        return False
+
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
-        with _reachable(f"read node {node.name}"):
+        with _reachable(f"read node {node.name}", reads=True):
             fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
         if parse_node(fresh, ()).mark != act.mark:
             return Outcome(False, f"{node.name}: is not held for {act.id}")
@@ -134,14 +140,14 @@ class Kubernetes:
 
     def _evict(self, act: Act, node: SchedulerNode) -> Outcome:
         """Evicts the pods of a held node, except those of DaemonSets, which come back anyway, and static ones."""
-        with _reachable(f"read node {node.name}"):
+        with _reachable(f"read node {node.name}", reads=True):
             seen = parse_node(self._core.read_node(node.name, _request_timeout=TIMEOUT_S), ())
         if (decided := check_owner(act, seen, node)) is not None:
             return decided
         end = time.monotonic() + self._access.evict_minutes * 60
         protected: dict[str, str] = {}
         while True:
-            with _reachable(f"list pods of {node.name}"):
+            with _reachable(f"list pods of {node.name}", reads=True):
                 listed = self._list(self._core.list_pod_for_all_namespaces, field_selector=f"spec.nodeName={node.name}")
                 left = [pod for pod in listed if may_evict(pod)]
             if not left:
@@ -223,12 +229,15 @@ def may_evict(pod: Any) -> bool:
 
 
 @contextmanager
-def _reachable(what: str) -> Iterator[None]:
-    """Raises Unreachable for what says nothing about the request: no answer, a login that is refused, a fault there."""
+def _reachable(what: str, reads: bool = False) -> Iterator[None]:
+    """Raises Unreachable for what says nothing about the request: no answer, a login that is refused, a fault there.
+
+    reads: also for what is refused: without the right to read, nothing is known about the node.
+    """
     try:
         yield
     except ApiException as error:
-        if error.status in (0, 401) or (error.status or 0) >= 500:
+        if reads or error.status in (0, 401) or (error.status or 0) >= 500:
             raise Unreachable(f"{what}: {_explain(error)}") from error
         raise
     except (HTTPError, OSError) as error:

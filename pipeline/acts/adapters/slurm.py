@@ -1,7 +1,8 @@
-"""Slurm by its commands: scontrol, squeue, sinfo, scancel. Tested with 22.05.
+"""Slurm by its commands: scontrol, squeue, scancel. Tested with 22.05 and 24.11.
 
-Nodes and jobs are read in one-line text (`scontrol -o show node`, `squeue -o`), while the JSON of its
-versions differs. A hold is DRAIN: running work continues. Only nodes whose Reason carries our mark are resumed.
+Nodes and jobs are read in text (`scontrol -o show node`, `squeue`), while the JSON of its versions differs. No text of
+users, such as a job's name, is in it. A hold is DRAIN: running work continues. Only nodes whose Reason carries our mark
+are resumed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import REPEATABLE, Outcome, check_owner, write_note
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -25,7 +26,13 @@ OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAI
 """States, or parts of one, in which a node gets no new work (slurm.conf, scontrol(1))."""
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
-_GRES_GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
+_GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
+_JOBS = "%A|%a|%b|%N"
+"""Fields of `squeue -o`: id, account, GRES per node, nodes. None of them is cut off."""
+_REQUESTS = ("tres-per-job", "tres-per-task", "tres-per-socket", "NumTasks", "OverSubscribe", "Requeue", "BatchFlag")
+"""Fields of `squeue -O` after the id: how a job asked for its GPUs, and whether it starts again by itself."""
+_WIDTH = 120
+"""Characters of each of them. Chosen: a request names a type and a number."""
 Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
@@ -43,15 +50,20 @@ class Slurm:
 
     name = "slurm"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict", "reboot"})
+    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(self, config: Acts, run: Run = run_command) -> None:
         self._folder: Path | None = config.slurm.commands
         self._run = run
 
     def read_state(self, now: int) -> SchedulerState:
-        """See `Adapter.read_state`. One `scontrol show node` and one `squeue`."""
-        jobs = parse_jobs(self._read(["squeue", "-h", "-t", "R,CG,S", "-o", "%A|%a|%D|%b|%N"]), self._expand)
-        return SchedulerState(now, parse_nodes(self._read(["scontrol", "-o", "show", "node"]), jobs), jobs)
+        """See `Adapter.read_state`. One `scontrol show node` and two `squeue`."""
+        running = ["squeue", "-h", "-t", "R,CG,S"]
+        nodes = self._read(["scontrol", "-o", "-d", "show", "node"])
+        listed = self._read([*running, "-o", _JOBS])
+        asked = self._read([*running, "-O", ",".join(f"{name}:.{_WIDTH}" for name in ("JobID", *_REQUESTS))])
+        jobs = parse_jobs(listed, parse_requests(asked), parse_used_gpus(nodes), self._expand)
+        return SchedulerState(now, parse_nodes(nodes, jobs), jobs)
 
     def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
         """See `Adapter.list_commands`."""
@@ -72,6 +84,11 @@ class Slurm:
                     raise Unreachable(f"{shlex.join(words)}: {ran.stderr.strip()}")
                 return Outcome(False, f"{shlex.join(words)}: {said[-1] or ran.returncode}")
         return Outcome(True, "; ".join(filter(None, said)))
+
+    def is_waiting(self, act: Act) -> bool:
+        """See `Adapter.is_waiting`: each command ends at once."""
+        del act
+        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
@@ -150,17 +167,67 @@ def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, Schedu
     return found
 
 
-def parse_jobs(text: str, expand: Callable[[str], Iterable[str]]) -> dict[str, SchedulerJob]:
-    """Returns the jobs of `squeue -o "%A|%a|%D|%b|%N"`. GPUs: of the gres per node (%b) times nodes."""
+def parse_used_gpus(text: str) -> dict[str, int]:
+    """Returns how many GPUs of each node are in use, of `scontrol -o -d show node`."""
+    found = {}
+    for line in text.splitlines():
+        named, used = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bGresUsed=(\S+)", line)
+        if named is not None:
+            found[named[1]] = count_gpus(used[1] if used else "")
+    return found
+
+
+def parse_requests(text: str) -> dict[str, dict[str, str]]:
+    """Returns by job the fields `_REQUESTS` of `squeue -O`; "N/A" is left out."""
+    found = {}
+    for line in text.splitlines():
+        id_, *values = line.split()
+        named = zip(_REQUESTS, values, strict=False)
+        found[id_] = {name: value for name, value in named if value not in ("N/A", "(null)")}
+    return found
+
+
+def parse_jobs(
+    text: str,
+    requests: Mapping[str, Mapping[str, str]],
+    used: Mapping[str, int],
+    expand: Callable[[str], Iterable[str]],
+) -> dict[str, SchedulerJob]:
+    """Returns the jobs of `squeue -o _JOBS`. requests: see `parse_requests`.   used: GPUs in use, by node."""
     found: dict[str, SchedulerJob] = {}
     known: dict[str, tuple[str, ...]] = {}
     for line in text.splitlines():
-        id_, account, _count, gres, names = line.split("|", 4)
+        id_, account, per_node, names = line.split("|", 3)
         if not names:
             continue
         if names not in known:
             known[names] = tuple(expand(names))
-        nodes = known[names]
-        per_node = sum(int(n) for n in _GRES_GPUS.findall(gres))
-        found[id_] = SchedulerJob(id_, nodes, per_node * len(nodes), account)
+        nodes, asked = known[names], requests.get(id_, {})
+        gpus = _count_job_gpus(per_node, asked, nodes, used)
+        requeues = (asked.get("Requeue"), asked.get("BatchFlag")) == ("1", "1")
+        found[id_] = SchedulerJob(id_, nodes, gpus, "" if account == "(null)" else account, requeues)
     return found
+
+
+def _count_job_gpus(per_node: str, asked: Mapping[str, str], nodes: Sequence[str], used: Mapping[str, int]) -> int:
+    """Returns the GPUs of a job as it asked for them: per node, job or task.
+
+    Where that does not say it (per socket, nodes for itself alone), all GPUs in use on its nodes: too many, since
+    a large job needs two people.
+    """
+    tasks = int(asked.get("NumTasks") or "1")
+    exact = max(
+        count_gpus(per_node) * len(nodes),
+        count_gpus(asked.get("tres-per-job", "")),
+        count_gpus(asked.get("tres-per-task", "")) * tasks,
+    )
+    return exact or (sum(used.get(name, 0) for name in nodes) if _is_vague(asked) else 0)
+
+
+def _is_vague(asked: Mapping[str, str]) -> bool:
+    return not asked or "tres-per-socket" in asked or asked.get("OverSubscribe") == "NO"
+
+
+def count_gpus(text: str) -> int:
+    """Returns the GPUs of a GRES or TRES text, such as "gpu:h100:4(IDX:0-3)" or "gres/gpu=2"."""
+    return sum(int(number) for number in _GRES_GPUS.findall(text))

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, check_owner, write_note
-from pipeline.acts.adapters.slurm import OUT
+from pipeline.acts.adapters.adapter import REPEATABLE, Outcome, check_owner, write_note
+from pipeline.acts.adapters.slurm import OUT, count_gpus
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
@@ -36,6 +36,7 @@ class Slurmrestd:
 
     name = "slurmrestd"
     verbs: frozenset[Verb] = frozenset({"hold", "release"})
+    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(self, config: Acts) -> None:
         access = config.slurm
@@ -60,6 +61,11 @@ class Slurmrestd:
         fresh = self._find(node.name)
         decided = check_owner(act, fresh, node)
         return self._change(node.name, _body(act)) if decided is None else decided
+
+    def is_waiting(self, act: Act) -> bool:
+        """See `Adapter.is_waiting`: each command ends at once."""
+        del act
+        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
@@ -130,14 +136,16 @@ def parse_nodes(answer: Mapping[str, Any], jobs: Mapping[str, SchedulerJob]) -> 
 
 
 def parse_jobs(answer: Mapping[str, Any]) -> dict[str, SchedulerJob]:
-    """Returns the running jobs of an answer, with nodes from their resources."""
+    """Returns the running jobs of an answer, with nodes from their resources and GPUs from `gres_detail`.
+
+    `tres_alloc_str` names GPUs only where AccountingStorageTRES has them.
+    """
     found = {}
     for row in answer.get("jobs", ()):
         if RUNNING.isdisjoint(str(state) for state in row.get("job_state", ())):
             continue
         nodes = tuple(sorted(str(n["nodename"]) for n in (row.get("job_resources") or {}).get("allocated_nodes", ())))
-        id_, tres = str(row["job_id"]), str(row.get("tres_alloc_str") or "")
-        gpus = next((int(word.partition("=")[2]) for word in tres.split(",") if word.startswith("gres/gpu=")), 0)
+        id_, gpus = str(row["job_id"]), sum(map(count_gpus, row.get("gres_detail") or ()))
         found[id_] = SchedulerJob(id_, nodes, gpus, str(row.get("account") or ""), bool(row.get("requeue")))
     return found
 

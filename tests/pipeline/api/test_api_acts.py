@@ -39,7 +39,7 @@ class Served:
         backend.read_health = lambda: {"watermark": None, "stalled": False}
         monkeypatch.setattr("pipeline.commands.act_board.count_nodes", lambda _: 40)
         monkeypatch.setattr("pipeline.commands.act_board.read_recovery", lambda *_: {})
-        self.board = backend.acts
+        self.board, self.backend = backend.acts, backend
         rights = {"viewer": {}, "operator": {}, "admin": {}}
         self.tokens = {role: self.token(folder, role, role) for role in rights}
         self.tokens["dashboard"] = self.token(folder, "dashboard", "admin", on_behalf_of=True)

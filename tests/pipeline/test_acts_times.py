@@ -1,0 +1,163 @@
+"""Acts and time: what counts is when something took effect, not when it was asked for or last changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.acts import ledger
+from pipeline.acts.act import Act, Approval
+from pipeline.acts.adapters.adapter import Outcome
+from pipeline.acts.guards import Facts
+from pipeline.acts.scheduler import SchedulerNode
+from pipeline.commands.act_board import drop_wrong_canaries
+from pipeline.config.acts import Acts
+from pipeline.engine.act_facts import FactSource, find_holds_begun
+from pipeline.model.errors import Refused, Unreachable
+from pipeline.model.records import SECOND
+from pipeline.store.database import Database
+from tests.pipeline.acts_world import BOB, CAROL, ON, ROBOT, World
+from tests.pipeline.living import LivingSite
+
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
+        yield made
+
+
+@pytest.fixture
+def world(database: Database) -> World:
+    database.connection.execute("DELETE FROM events")
+    return World(database)
+
+
+def hold(world: World, *names: str) -> Act:
+    """Holds nodes through all steps."""
+    act = world.propose("hold", *names)
+    world.approve(act)
+    world.run(3)
+    assert world.state(act) == "verified"
+    return world.board.find(act.id)
+
+
+def write_event(database: Database, kind: str, entity: str, node: str, time: int, data: str = "{}") -> None:
+    database.connection.execute(
+        "INSERT INTO events VALUES (make_timestamptz($1::BIGINT), $2, $3, $4, 's', $5, false, NULL)",
+        [time, entity, kind, data, node],
+    )
+
+
+def test_a_wrong_canary_is_not_forgotten_when_another_node_of_its_hold_is_released(world: World) -> None:
+    act = hold(world, "n03", "n11")
+    world.now += MINUTE
+    write_event(world.database, "digest", "gpu:n11.0", "n11", world.now, '{"wrong": 2}')
+    world.now += MINUTE
+    release = world.propose("release", "n03")
+    world.approve(release)
+    world.run(3)
+    assert world.board.find(act.id).updated > world.now - MINUTE, "the release changed the hold"
+    facts = Facts(held={"n11": act.id}, checks={"n11": "canary right"})
+    assert drop_wrong_canaries(world.database.connection, facts).checks == {}
+
+
+def test_a_hold_counts_from_when_the_scheduler_accepted_it(world: World) -> None:
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    world.scheduler.away = False
+    original = world.scheduler.carry_out
+
+    def answer_late(act_: Act, node: SchedulerNode) -> Outcome:
+        world.now += 5 * MINUTE
+        return original(act_, node)
+
+    world.scheduler.carry_out = answer_late  # type: ignore[method-assign]
+    world.run(3)
+    times = {step.state: step.time for step in ledger.load_steps(world.database.connection, act.id)}
+    assert times["executed"] - times["executing"] == 5 * MINUTE
+    held = {"n03": world.board.find(act.id)}
+    assert find_holds_begun(world.database.connection, held) == {"n03": times["executed"]}
+
+
+def test_only_a_checkpoint_after_the_last_approval_is_waited_for(tmp_path: Path) -> None:
+    site = LivingSite(tmp_path / "store.duckdb")
+    first, second = site.now - 10 * MINUTE, site.now - 2 * MINUTE
+    approvals = (Approval("bob", first, "h"), Approval("carol", second, "h"))
+    # `updated` is not the approval: whatever changes the act later, such as a new limit, must not move the moment
+    about = {"state": "approved", "approvals": approvals, "updated": site.now, "when": "after_checkpoint"}
+    act = Act("ACT-1", "hold", ("node:n1",), "robot", "x", first, site.now, "on", **about)  # type: ignore[arg-type]
+    for job, time in (("80", second - MINUTE), ("81", second + MINUTE)):
+        write_event(site.database, "checkpoint", f"job:{job}", "n1", time)
+    assert FactSource(site.engine, Acts()).collect(act).checkpoints == {"81"}
+    waiting = replace(act, state="awaiting_approval", approvals=())
+    assert FactSource(site.engine, Acts()).collect(waiting).checkpoints == frozenset()
+    site.database.close()
+
+
+def test_an_act_that_never_gets_an_answer_fails_half_an_hour_after_it_began(world: World) -> None:
+    act = world.propose("hold", "n03")
+    world.approve(act)
+
+    def stay_away(act_: Act, node: SchedulerNode) -> Outcome:
+        raise Unreachable("scontrol: Socket timed out")
+
+    world.scheduler.carry_out = stay_away  # type: ignore[method-assign]
+    world.run()
+    for _ in range(4):  # nodes can be read all the time, so that each round tries it again
+        world.now += 8 * MINUTE
+        world.run()
+    found = world.board.find(act.id)
+    assert (found.state, found.result["held"]) == ("failed", ["node:n03"])
+    assert "its effect is unknown for 30 min" in found.result["reason"]
+
+
+def test_the_first_of_two_approvals_expires_as_well(world: World) -> None:
+    hold(world, "n03")
+    act = world.propose("evict", "n03", who=ROBOT, person=False)
+    assert world.approve(act, BOB).state == "awaiting_approval"
+    world.now += 16 * MINUTE
+    assert world.approve(act, CAROL).state == "awaiting_approval"
+    assert [a.who for a in world.board.find(act.id).approvals] == ["carol"]
+    assert world.approve(act, BOB).state == "approved", "he may approve again"
+
+
+def test_an_interrupted_act_does_not_count_against_its_own_rate(tmp_path: Path) -> None:
+    site = LivingSite(tmp_path / "store.duckdb")
+    act = Act("ACT-1", "hold", ("node:n1",), "alice", "x", site.now, site.now, "on", state="executing")
+    with site.database.transaction() as connection:
+        ledger.save_act(connection, act, "executor", "", [], site.now)
+        ledger.save_act(connection, replace(act, id="ACT-2", key="2"), "executor", "", [], site.now)
+    assert FactSource(site.engine, Acts()).collect(act).recent == 1
+    site.database.close()
+
+
+def test_holds_that_were_rolled_back_open_the_breaker_like_failed_ones(database: Database) -> None:
+    world = World(database, ON)
+    original = world.scheduler.carry_out
+    for first, second in (("n03", "n11"), ("n04", "n12"), ("n05", "n13")):
+        act = world.propose("hold", first, second)
+        world.approve(act)
+
+        def refuse(act_: Act, node: SchedulerNode, taken: str = second) -> Outcome:
+            return Outcome(False, "no") if node.name == taken else original(act_, node)
+
+        world.scheduler.carry_out = refuse  # type: ignore[method-assign]
+        world.run()
+        assert world.state(act) == "rolled_back"
+    assert world.board.read_breaker() == "3 acts failed within an hour"
+
+
+def test_an_expired_first_approval_is_named_neither_in_the_plan_nor_counted(world: World) -> None:
+    hold(world, "n03")
+    act = world.propose("evict", "n03", who=ROBOT, person=False)
+    world.approve(act, BOB)
+    with pytest.raises(Refused, match="same person"):
+        world.approve(act, BOB)
+    world.now += 16 * MINUTE
+    assert world.approve(act, BOB).state == "awaiting_approval"
