@@ -55,8 +55,10 @@ RARE_PARTS = (
     "torch",
 )
 
-FIRST = {name: place for place, name in enumerate(("test_house.py", "test_contract.py"))}
-"""Files whose time is more than a minute: begun first, or all cores but one would wait for them at the end."""
+FIRST = {name: place for place, name in enumerate(("test_house.py", "test_contract.py", "test_gateway.py"))}
+"""Files whose time is more than a minute: begun first, or all cores but one would wait for them at the end. The last
+two compile most loops, half a minute each, and keep the code for the tests after them, which else compile it as well.
+"""
 
 # tests run in parallel: the run time of an example shows nothing about it
 settings.register_profile(

@@ -176,6 +176,7 @@ def test_short_transients_of_a_few_devices_do_not_make_a_detector_blind():
     assert site.factor() < SHIPPED
 
 
+@pytest.mark.slow
 def test_the_threshold_follows_a_site_that_becomes_noisier_within_hours_and_back_within_weeks():
     site, levels = Site(slow, step=300), {}
 

@@ -187,6 +187,7 @@ def test_failed_pumps_and_the_warm_supply_of_another_loop_are_not_one_cause(site
     assert all("supply" in f.summary for f in found if f.entity == "cdu:c2")
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("hour", [3.0, -3.0])
 def test_weather_that_moves_all_loops_by_three_kelvin_an_hour_is_no_ticket(site, watch, hour):
     def change(tick, values):
@@ -372,6 +373,7 @@ def test_a_warm_supply_that_is_repaired_at_once_ends(site, watch):
     assert not detector.conditions
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("size", [8.0, -8.0])
 @pytest.mark.parametrize("later", [200, 600])
 def test_water_that_warms_after_its_sensor_stepped_pages(site, watch, size, later):

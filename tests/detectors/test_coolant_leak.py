@@ -43,6 +43,7 @@ def test_a_reservoir_that_sinks_is_reported_before_its_rope_is_wet(per_hour, wit
     assert found[0].evidence["hours_to_empty"] == pytest.approx(0.8 / per_hour, rel=0.4)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("per_hour", [0.0155, 0.02])
 def test_a_leak_at_the_limit_stays_one_finding_until_it_is_filled_up(per_hour):
     found = run_detector(lambda hour: 0.85 - per_hour * max(min(hour, 13) - 3, 0) + 0.1 * (hour > 13), 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -227,6 +228,13 @@ def test_bit_exact_figures_count_wrong_digests_and_pages_of_all_sdc_detectors():
     assert "the simulator's own choice" not in page("full", "0123456789abcdef", LINES, 3)
 
 
+@pytest.fixture
+def one_fingerprint(monkeypatch):
+    """Computed once: it reads the source of 150 files."""
+    monkeypatch.setattr(trials, "fingerprint", functools.cache(trials.fingerprint))
+
+
+@pytest.mark.usefixtures("one_fingerprint")
 def test_lines_of_trials_show_their_size_and_whether_their_code_is_older(tmp_path):
     write(tmp_path, "resistance", "R 1.000", 1.0)
     write(tmp_path, "link_errors", "R 0.900", 1.0)
@@ -236,9 +244,10 @@ def test_lines_of_trials_show_their_size_and_whether_their_code_is_older(tmp_pat
     assert STANDS_ON.keys() == TRIALS.keys()
 
 
-def test_small_trials_are_never_on_the_page(tmp_path):
+def test_small_trials_are_never_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "fingerprint", lambda: "0123456789abcdef")
     assert write(tmp_path, "resistance", "R 1.000", 0.5).name == TRIED
-    assert read(tmp_path, trials.fingerprint()) == {}
+    assert read(tmp_path, "0123456789abcdef") == {}
 
 
 def test_trials_of_full_size_use_seeds_that_smaller_ones_never_use(monkeypatch):

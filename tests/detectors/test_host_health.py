@@ -35,6 +35,7 @@ def leak(per_hour, begins=7200.0, level=0.7, noise=0.01):
     return available
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("step", "noise"), [(1, 0.001), (10, 0.01), (60, 0.02)])
 def test_a_leak_of_hours_is_a_ticket_with_its_time_left_and_pages_within_the_hour(step, noise):
     hours = 2 + 0.7 / 0.15
@@ -79,6 +80,7 @@ def test_jobs_that_load_their_data_steadily_are_not_a_leak():
     assert {f.level for f in found} <= {"ticket"}
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("kind", ["level", "saw", "drift", "steps"])
 def test_busy_memory_without_a_leak_is_silent(kind):
     courses = {
@@ -158,6 +160,7 @@ def test_each_sign_of_a_failing_disk_has_its_level(signal, value, job, level, wo
     assert found[0].time <= START + 21 * 600 * SECOND
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("step", [60, 600, 3600])
 @pytest.mark.parametrize("daily", [0.03, 0.12])
 def test_a_disk_that_is_written_far_beyond_its_rating_is_a_ticket_with_the_time_left(step, daily):

@@ -87,6 +87,7 @@ def test_a_port_pages_once_the_topology_shows_that_it_is_in_a_fabric(site, watch
     assert next(f.time for f in found if f.level == "page") == START + 150 * STEP
 
 
+@pytest.mark.slow
 def test_flaps_more_than_twelve_hours_apart_are_not_summed(site, watch):
     half_a_day = 4400
     found = watch(Link(), site, 2 * half_a_day + 300, flap_at(site, 100, half_a_day, 2 * half_a_day + 100))
@@ -175,6 +176,7 @@ def test_errors_at_a_hundred_times_the_healthy_rate_page_within_five_minutes(sit
     assert page.signals == (signal,)
 
 
+@pytest.mark.slow
 def test_errors_at_the_healthy_rate_are_not_reported_in_half_a_day(site, watch):
     rng, total = np.random.default_rng(1), np.zeros(16)
 

@@ -55,6 +55,7 @@ def test_a_detector_with_less_history_is_somewhat_later(learnt, words):
     assert words in found.as_text()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("ber", [1e-16, 1e-15])
 def test_healthy_links_do_not_page(ber):
     assert alarms(ber, 0.02, 0).count == 0

@@ -159,6 +159,7 @@ def later(change: Change, ticks: int) -> Change:
     return lambda fabric, tick, growth: change(fabric, tick - ticks, growth)
 
 
+@pytest.mark.slow
 def test_a_link_that_decays_slowly_is_a_ticket_within_tens_of_minutes() -> None:
     def rising(fabric: Fabric, tick: int, growth: Values) -> None:
         erring(10 ** (-14.5 + min(max(tick - AT, 0) / 720, 1.0)))(fabric, tick, growth)  # to 3e-14 in two hours
@@ -172,6 +173,7 @@ def test_a_link_that_decays_slowly_is_a_ticket_within_tens_of_minutes() -> None:
         assert "ticket" in {f.level for f in first}
 
 
+@pytest.mark.slow
 def test_healthy_links_that_differ_by_a_decade_are_not_reported() -> None:
     """Lognormal rates with a spread of 1, at 3e-15 and 3e-14."""
     for ber in (3e-15, 3e-14):
@@ -183,12 +185,14 @@ def test_healthy_links_that_differ_by_a_decade_are_not_reported() -> None:
         assert [f for f in run(Fabric(64, 4), change, ticks=1000) if f.level != "suspect"] == []
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("poll", [30, 60])
 def test_usual_errors_are_learnt_with_slow_polls(poll: int) -> None:
     """Twenty readings are twenty minutes, in which errors do not count; then they are no event."""
     assert [f for f in run(Fabric(poll=poll), erring(1e-14, others=1e-14), ticks=900) if f.level != "suspect"] == []
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("usual", [1e-14, 1e-13])
 def test_errors_that_most_links_of_a_site_have_are_normal_and_a_hundred_times_as_many_page(usual: float) -> None:
     assert [f for f in run(Fabric(), erring(usual, others=usual), ticks=720) if f.level != "suspect"] == []

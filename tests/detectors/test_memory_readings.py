@@ -42,12 +42,14 @@ def levels(found):
     return {f.level for f in found}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("signal", [*COUNTERS, *FLAGS])
 @pytest.mark.parametrize("value", UNREADABLE)
 def test_an_unreadable_value_between_good_ones_gives_no_finding(signal, value):
     assert read(signal, [0, value, *[0] * 20]) == []
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("signal", COUNTERS)
 @pytest.mark.parametrize("value", UNREADABLE)
 def test_unreadable_values_that_stay_give_no_finding(signal, value):

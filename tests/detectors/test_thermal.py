@@ -351,6 +351,7 @@ def test_a_cohort_first_seen_on_cold_plates_is_judged_within_the_hour():
     assert next(f for f in found if f.level != "suspect").time <= CASE.time(150)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_finds_peers_has_a_new_trend_and_no_wear():
     detector, alone = Thermal(), topology()
     alone.remove_entities(GPUS)

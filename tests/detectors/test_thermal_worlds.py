@@ -12,7 +12,7 @@ from tests.detectors.cases.case import at_known_site
 from tests.detectors.cases.thermal import CASE, GUILTY, topology
 from tests.detectors.gpu_heat import START, HeatWorld
 
-pytestmark = pytest.mark.sample(every=3)
+pytestmark = pytest.mark.sample(every=6)
 
 
 def run_world(hours, detector=None, **settings):
@@ -44,6 +44,7 @@ def test_a_healthy_world_gives_no_ticket_and_no_page(settings):
         assert np.count_nonzero(detector.judged_at > 0) > 16
 
 
+@pytest.mark.slow
 def test_a_healthy_world_of_frames_each_second_gives_no_ticket():
     assert run_world(1.0, interval=1.0)[0] == []
 

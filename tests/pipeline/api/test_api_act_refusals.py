@@ -186,6 +186,7 @@ COMMANDS = {
 """What is attempted by command, and who stands in the newest row of the audit."""
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("case", COMMANDS)
 def test_an_attempt_by_command_is_refused_with_exit_code_4_and_a_row_of_the_audit(case, served, monkeypatch, capsys):
     attempt, actor = COMMANDS[case]
