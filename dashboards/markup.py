@@ -18,6 +18,9 @@ SEVERITY_OF: Mapping[str, str] = {str(name): word.lower() for name, word in SEVE
 """Severity of the API -> its word in a sentence."""
 TONES: Mapping[str, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
 
+STACKED_COLUMNS = 3
+"""Most columns of a table that stays one on a phone. Chosen: 390 pixels hold three texts."""
+
 
 def badge(text: str, tone: str) -> str:
     """Returns a small label; `tone` is a colour name of the palette."""
@@ -147,12 +150,24 @@ def empty(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Text]], empty: str) -> str:
-    """Returns a table of texts and links, or `empty` without rows. The first column does not wrap."""
-    body = "".join(f"<tr>{''.join(f'<td>{as_markup(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    """Returns a table of texts and links, or `empty` without rows. The first column does not wrap.
+
+    On a phone each cell of a table of more than three columns is a line with the name of its column.
+    """
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-head="{escape(name)}"{"" if cell else " data-empty"}><span>{as_markup(cell)}</span></td>'
+            for name, cell in zip(head, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
     if not body:
         return f'<p class="fp-empty">{escape(empty)}</p>'
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    return f'<table class="fp-table"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    kind = "fp-table fp-stacked" if len(head) > STACKED_COLUMNS else "fp-table"
+    return f'<table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def facts(rows: Iterable[tuple[str, Text]], empty: str = "") -> str:

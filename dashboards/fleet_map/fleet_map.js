@@ -1,6 +1,10 @@
 // One canvas for the whole fleet. Names come once with the layout (layout_store.js), values with every refresh.
 function bytes(text) {
-  return text ? Uint8Array.from(atob(text), (c) => c.charCodeAt(0)) : null;
+  if (!text) return null;
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text); // browsers since 2025
+  const characters = atob(text), found = new Uint8Array(characters.length);
+  for (let i = 0; i < found.length; i++) found[i] = characters.charCodeAt(i);
+  return found;
 }
 
 function ranges(cells) {
@@ -173,7 +177,7 @@ export default function (component) {
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", again);
   window.addEventListener("fleetpulse-layout", show);
-  document.fonts.ready.then(() => { if (view.names) redraw(view); });
+  if (document.fonts.status !== "loaded") document.fonts.ready.then(() => { if (view.names) redraw(view); });
   show();
   map.fleetpulseEnd = () => {
     resized.disconnect();

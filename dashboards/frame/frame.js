@@ -53,6 +53,17 @@ function pageAddress(link, pages) {
   return pages.includes(page) ? page + to.search : null;
 }
 
+// A phone's menu covers the page, and stays open after a choice: it is closed by its own button, once Streamlit has
+// handled the click.
+function closeMenu(event) {
+  const path = event.composedPath();
+  const menu = path.find((part) => part instanceof HTMLElement && part.dataset.testid === "stSidebar");
+  if (!menu || !path.some((part) => part instanceof HTMLAnchorElement)) return;
+  setTimeout(() => {
+    if (menu.dataset.collapsed === "false") menu.querySelector("[data-testid=stSidebarCollapseButton] button")?.click();
+  });
+}
+
 export default function (component) {
   const { parentElement, data, setStateValue, setTriggerValue } = component;
   const root = parentElement.querySelector(".frame");
@@ -98,6 +109,7 @@ export default function (component) {
   };
   const onClick = (event) => {
     if (!event.composedPath().includes(root)) list.hidden = true;
+    closeMenu(event);
     if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
     const link = event.composedPath().find((part) => part instanceof HTMLAnchorElement);
     const address = link && pageAddress(link, data.pages);

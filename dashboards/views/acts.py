@@ -74,12 +74,14 @@ def _draw_list() -> None:
         draw_form(Draft("acts-new"), found.modes)
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
     open_ = [act for act in found.acts if act.state in WAITING]
-    st.html(markup.section("Not over", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
+    st.html(markup.section("Open", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
     held = [act for act in found.acts if act.in_force and act.state == "verified"]
     st.html(markup.section("Holds in force", f"{len(held):,}"))
-    st.html(markup.table(head, act_rows(held, now), "No node is held here."))
+    st.html(markup.table(head, act_rows(held, now), "No holds in force."))
     over = [act for act in found.acts if act not in open_ and act not in held][:MAX_OVER]
-    st.html(markup.section("Over", f"the newest {MAX_OVER}") + markup.table(head, act_rows(over, now), "None."))
+    st.html(
+        markup.section("Closed", f"the newest {MAX_OVER}") + markup.table(head, act_rows(over, now), "No closed acts.")
+    )
 
 
 def headline(found: ActList) -> str:

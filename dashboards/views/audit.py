@@ -49,8 +49,8 @@ def _draw(found: Audit, now: int) -> None:
         text = f"Row {found.broken:,} was changed or removed after it was written: see `fleetpulse audit`."
         st.html(markup.notice(text, "critical", "The chain of hashes is broken."))
     head = ("Time", "User", "Role", "From", "Action", "Target", "Reason")
-    st.html(markup.section("Writes", amount(len(found.rows), "row", "rows")))
-    st.html(markup.table(head, audit_rows(found.rows, now), "No rows."))
+    st.html(markup.section("Writes", amount(len(found.rows), "entry", "entries")))
+    st.html(markup.table(head, audit_rows(found.rows, now), "No entries."))
 
 
 def audit_rows(rows: Sequence[AuditRow], now: int) -> list[tuple[Text, ...]]:

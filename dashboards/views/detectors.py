@@ -52,7 +52,8 @@ def _body() -> None:
         _list(detectors.value, active)
     st.html(markup.section("Expired mutes", f"the newest {MAX_EXPIRED}"))
     expired = tuple(m for m in found if not m.is_active(now))[:MAX_EXPIRED]
-    st.html(markup.table(("Ended", "Detector", "Scope", "User", "Reason"), muting.expired_rows(expired, now), "None."))
+    head = ("Ended", "Detector", "Scope", "User", "Reason")
+    st.html(markup.table(head, muting.expired_rows(expired, now), "No expired mutes."))
 
 
 def _list(found: DetectorList, mutes: Sequence[Mute]) -> None:

@@ -48,6 +48,8 @@ COLOUR_NAMES: dict[Colour, str] = {
     "step": "Step time",
 }
 _WRITTEN, _INCIDENT = "fleet_selection", "incident:"
+_CHOICES = ("fleet_by", "fleet_colour", "fleet_table")
+"""Keys of the controls above the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +123,22 @@ def _layout(found: FleetMap, where: dict[str, str]) -> FleetLayout | None:
 
 
 def _toolbar(wanted: Wanted) -> None:
+    for key, value in zip(_CHOICES, (wanted.by, wanted.colour, wanted.table), strict=True):
+        if st.session_state.get(key) != value:  # a first visit, or a link
+            st.session_state[key] = value
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        by = st.segmented_control(
-            "Group by", GROUPINGS, default=wanted.by, key="fleet_by", format_func=str.title, required=True
+        st.segmented_control(
+            "Group by", GROUPINGS, key="fleet_by", format_func=str.title, required=True, on_change=_write_choices
         )
-        colour = st.segmented_control(
+        st.segmented_control(
             "Colour by",
             COLOURS,
-            default=cast(Colour, wanted.colour),
             key="fleet_colour",
             format_func=lambda name: COLOUR_NAMES[name],
             required=True,
+            on_change=_write_choices,
         )
-        shown = st.toggle("As a table", value=wanted.table, key="fleet_table")
+        st.toggle("As a table", key="fleet_table", on_change=_write_choices)
         st.download_button(
             "Report",
             partial(write_report_now, wanted.within),
@@ -143,20 +148,18 @@ def _toolbar(wanted: Wanted) -> None:
             help="One HTML file to print or to save as PDF",
             on_click="ignore",
         )
-    changed = {
-        "by": "" if by == "rack" else by,
-        "colour": "" if colour == "state" else colour,
-        "table": "1" if shown else "",
-    }
-    if (by, colour, shown) != (wanted.by, wanted.colour, wanted.table):
-        _set_address(**{name: value or "" for name, value in changed.items()})
-        st.rerun(scope="fragment")
     if wanted.within:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.html(f'<p class="fp-big">Only {markup.chips([entity_name(wanted.within)])}</p>')
             if st.button("Show the whole fleet", key="fleet_all"):
                 _set_address(within="")
                 st.rerun(scope="fragment")
+
+
+def _write_choices() -> None:
+    """Writes the choices into the address, before the run that draws them: a second run would cost 50 ms."""
+    by, colour, shown = (st.session_state[key] for key in _CHOICES)
+    _set_address(by="" if by == "rack" else by, colour="" if colour == "state" else colour, table="1" if shown else "")
 
 
 def _set_address(**changes: str) -> None:

@@ -58,7 +58,7 @@ def headline(found: Mapping[str, Any]) -> str:
 
 def _draw(found: Mapping[str, Any]) -> None:
     own = bool(found["objectives"] and found["objectives"][0]["configured"])
-    st.html(markup.section("Objectives", "" if own else "examples: set [[impact.objectives]]"))
+    st.html(markup.section("Objectives", "" if own else "defaults; set your own in [[impact.objectives]]"))
     st.html(_table(weekly.OBJECTIVE_HEAD, [weekly.objective_cells(r) for r in found["objectives"]], "No data."))
     lost, energy, since = found["lost"], found["energy"], found["since"][:10]
     st.html(markup.section("GPU-hours lost", f"{weekly.hours(lost['gpu_hours'])}, {weekly.amount(lost)}"))
@@ -74,7 +74,7 @@ def _draw(found: Mapping[str, Any]) -> None:
 
 
 def _draw_nodes(found: Mapping[str, Any]) -> None:
-    st.html(markup.section("Nodes that fail most", "3 times as often as the average: a lemon"))
+    st.html(markup.section("Nodes that fail most", "a node that fails 3 times as often as the average is a lemon"))
     nodes = [_with_link(weekly.node_cells(row)) for row in found["ranking"]]
     st.html(_table(weekly.NODE_HEAD, nodes, "No node failed."))
     st.html(markup.section("Burn-in", "released nodes under tighter limits"))

@@ -53,7 +53,7 @@ def _body() -> None:
         _draw_one(silence, [i for i in held if silence.id in i.life.silenced_by], now, silence.id == chosen)
     ended = [s for s in found if s.state == "expired"][:MAX_EXPIRED]
     st.html(markup.section("Ended", f"the newest {MAX_EXPIRED}"))
-    st.html(markup.table(("Ended", "Kind", "Matchers", "User", "Reason"), ended_rows(ended, now), "None."))
+    st.html(markup.table(("Ended", "Kind", "Matchers", "User", "Reason"), ended_rows(ended, now), "Nothing has ended."))
 
 
 def parse_held(table: Any) -> tuple[Incident, ...]:

@@ -21,6 +21,8 @@ identity.current = lambda: identity.Person("ann@example.org", "operator")
 {SCRIPT}"""
 """A dashboard whose viewers are logged in; the login itself is tried in test_dashboard_login.py."""
 
+LEFT_EDGE = "document.querySelector('[data-testid=stSidebar]')?.getBoundingClientRect().left"
+
 
 @pytest.fixture
 def address(api: Any) -> Iterator[str]:
@@ -72,3 +74,18 @@ def test_the_first_screen_says_what_why_whom_and_what_to_do(address: str, open_a
         assert place is not None
         assert place["y"] + place["height"] <= SIZES[size][1], part
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+
+
+def test_a_phone_opens_closes_and_follows_the_menu(address: str, open_at: Any) -> None:
+    page = open_at(f"{address}/acts?live=0", "phone")
+    page.get_by_test_id("stExpandSidebarButton").click()
+    menu = page.get_by_test_id("stSidebar")
+    link = menu.get_by_role("link", name="Handover", exact=True)
+    # not "visible": a closed menu is left of the window
+    page.wait_for_function(f"{LEFT_EDGE} === 0")
+    menu.get_by_test_id("stSidebarCollapseButton").get_by_role("button").click(timeout=5_000)
+    page.wait_for_function(f"{LEFT_EDGE} < 0")
+    page.get_by_test_id("stExpandSidebarButton").click()
+    link.click()
+    page.wait_for_url("**/handover*")
+    page.get_by_role("searchbox").or_(page.get_by_role("combobox")).first.click(timeout=5_000)

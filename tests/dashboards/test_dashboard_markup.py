@@ -7,6 +7,7 @@ from dataclasses import replace
 from dashboards import markup
 from dashboards.answers import Fleet, Node
 from dashboards.evidence import Vote
+from dashboards.links import Link
 from pipeline.model.records import SECOND
 
 EVIL = '<script>alert("x")</script>'
@@ -79,3 +80,13 @@ def test_a_vote_marks_the_differences() -> None:
 
 def test_long_lists_are_cut_and_counted() -> None:
     assert "and 6 more" in markup.chips([str(i) for i in range(30)])
+
+
+def test_on_a_phone_a_wide_table_names_the_column_of_each_cell_and_leaves_out_empty_ones() -> None:
+    made = markup.table(
+        ("Act", "State", "User", "<b>Reason"), [("drain", "open", "ann", ""), (Link("r", "./x"), "", "", "y")], ""
+    )
+    assert 'class="fp-table fp-stacked"' in made
+    assert '<td data-head="User"><span>ann</span></td>' in made
+    assert '<td data-head="&lt;b&gt;Reason" data-empty><span></span></td>' in made
+    assert "fp-stacked" not in markup.table(("Time", "What", "About"), [("1", "2", "3")], "")
