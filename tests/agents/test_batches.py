@@ -37,6 +37,7 @@ KINDS = {(signal.type, signal.valid): signal for signal in CATALOGUE.values()}
 """One signal of each wire type and valid range: nothing else of a signal matters to its column."""
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("signal", KINDS.values(), ids=lambda s: f"{s.type} {s.valid[0]:g}..{s.valid[1]:g}")
 @settings(max_examples=examples(25))
 @given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))

@@ -196,6 +196,7 @@ NOBODY_KNOWS = [without_agent, stale, of_the_future, of_another_boot, of_another
 NOBODY_KNOWS += [of_a_recording, torn, of_a_bad_configuration]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("happens", NOBODY_KNOWS, ids=lambda happens: happens.__name__)
 def test_without_information_the_result_is_unknown_and_never_critical(node: Node, happens: Any) -> None:
     happens(node)
@@ -269,6 +270,7 @@ def test_a_page_incident_on_this_node_warns_or_is_critical_as_configured(node: N
         assert node.verdict()[:2] == (0, "OK")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -361,6 +363,7 @@ def test_a_mistyped_nagios_option_is_unknown_too(node: Node) -> None:
     assert (done.returncode, done.stdout) == (3, "UNKNOWN - fleetpulse: unrecognized arguments: --nagio\n")
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("words", ["--nagios", "", "--nagios --timeout 0"])
 @pytest.mark.parametrize("where", [">/dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_verdict_that_cannot_be_printed_is_unknown(node: Node, words: str, where: str) -> None:

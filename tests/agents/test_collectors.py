@@ -131,6 +131,7 @@ def test_an_agent_runs_only_the_configured_collectors() -> None:
         configured_collectors({}, "f.toml", ("clok",))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("collector", COLLECTORS, ids=lambda c: c.name)
 @pytest.mark.parametrize(
     ("key", "values", "wanted"),

@@ -89,6 +89,7 @@ REFUSALS = (
 )
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_a_refused_permission_is_a_warning_with_a_fix_and_a_failure_if_it_is_a_fault(reason: str) -> None:
     for state, judged in (("no data", "warn"), ("fault", "fail")):

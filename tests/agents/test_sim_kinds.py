@@ -138,6 +138,7 @@ def _nodes(simulator: FleetSimulator, kind: Kind, device: int) -> set[int]:
     return set(simulator.layout.nodes_below(kind.target, device).tolist())
 
 
+@pytest.mark.sample(every=4)
 @each
 def test_the_same_seed_gives_the_same_bits_with_any_chunk_size(name: str) -> None:
     _, chunks = simulate_fault(name)

@@ -160,7 +160,7 @@ def test_each_sign_of_a_failing_disk_has_its_level(signal, value, job, level, wo
     assert found[0].time <= START + 21 * 600 * SECOND
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("step", [60, 600, 3600])
 @pytest.mark.parametrize("daily", [0.03, 0.12])
 def test_a_disk_that_is_written_far_beyond_its_rating_is_a_ticket_with_the_time_left(step, daily):

@@ -126,6 +126,7 @@ def test_every_receiver_accepts_every_kind_of_message(endpoint: Endpoint, servic
     assert (result.outcome, service.refused) == ("delivered", [])
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("how", [b for b in BEHAVIOURS if b not in ("hang", "trickle")])
 def test_every_receiver_retries_every_failure_and_repeats_nothing_of_it(
     endpoint: Endpoint, service: Service, how: str
@@ -139,6 +140,7 @@ def test_every_receiver_retries_every_failure_and_repeats_nothing_of_it(
     assert endpoint.send(message(), CALL).outcome == "delivered"
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("how", ["hang", "trickle"])
 def test_every_receiver_gives_up_in_time(endpoint: Endpoint, service: Service, how: str) -> None:
     service.behave = [how]

@@ -57,6 +57,7 @@ def nodes(numbers: Iterable[int], detector: str = "thermal", level: Level = "pag
     return [found(f"node:n{n}", detector, level, first + i * step) for i, n in enumerate(numbers)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("size", [6, 8, 18, 36, 72])
 @pytest.mark.parametrize("level", ["suspect", "ticket", "page"])
 def test_half_of_a_rack_within_30_s_blames_the_rack(size: int, level: Level) -> None:

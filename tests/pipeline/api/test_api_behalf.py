@@ -78,6 +78,7 @@ def test_without_tokens_nobody_can_be_named(site, tmp_path):
     assert call("POST", f"/incidents/{page}/comment", {"comment": "x"}, **AS_ALICE).status_code == 403
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "changed",
     [

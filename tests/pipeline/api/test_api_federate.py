@@ -57,6 +57,7 @@ def test_open_metrics_has_times_in_seconds_and_an_end(client: httpx.Client) -> N
     assert answer.text.endswith("\n# EOF\n")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("selector", "number"),
     [
@@ -83,6 +84,7 @@ def test_a_value_that_two_selectors_select_is_on_the_page_once(client: httpx.Cli
     assert sum(not line.startswith("#") for line in lines) == len(set(lines)) - 2 == 4
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "selector",
     ["", "{}", '{node=~".*"}', "a b", 'x{node="n1"', 'x{node=n1}', 'x{node="n1" site="y"}', 'x{node=~"("}', "x" * 5000,

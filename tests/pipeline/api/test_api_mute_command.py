@@ -59,6 +59,7 @@ def test_a_mute_is_created_listed_and_ended(mutes: Call) -> None:
     assert "rack:r1" in mutes("--all")[1]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

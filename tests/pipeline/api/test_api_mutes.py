@@ -28,6 +28,7 @@ def test_a_mute_is_created_listed_and_ended(client: httpx.Client) -> None:
     assert (listed.ended_by, created.ended_by) == ("local", None), "the user who ended it is stored"
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -197,6 +197,7 @@ def test_missing_data_is_a_run_of_points_without_values_and_nan_is_null(client: 
     assert values[31:] == [None] * 29
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("params", "named"),
     [

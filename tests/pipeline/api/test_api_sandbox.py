@@ -270,6 +270,7 @@ def _is_refused(act: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("query", GOOD)
 def test_a_select_over_our_tables_is_answered(queries: QueryRunner, query: str) -> None:
     columns, _, truncated = run_query(queries, query)

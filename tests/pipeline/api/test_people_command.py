@@ -78,6 +78,7 @@ def test_a_shift_by_the_command_line(site, run):
     assert (code, out.splitlines()[1].split()[0]) == (0, "11")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

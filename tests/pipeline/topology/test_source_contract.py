@@ -71,6 +71,7 @@ BROKEN: Mapping[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.sample(every=5)
 @EACH
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_wrong_file_is_refused_with_its_name_and_what_was_expected(example: Example, how: str) -> None:
