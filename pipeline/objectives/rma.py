@@ -133,7 +133,7 @@ def collect_packet(
         "part_of": {
             k: v for k, v in topology.nearest_ancestors(subject.node).items() if k in ("rack", "chassis", "row")
         },
-        "identity": read_identity(cursor, [subject.entity, *parts][: MOST_DEVICES + 1]),
+        "identity": read_identity(cursor, [subject.entity, *sorted(parts, key=_rank_part)])[: MOST_DEVICES + 1],
         "events": read_events(cursor, subject.node, start, end),
         "counters": counters,
         "peers": read_peers(cursor, topology, subject, start, end),
@@ -142,6 +142,11 @@ def collect_packet(
     }
     found: dict[str, Any] = redact(packet)
     return found
+
+
+def _rank_part(entity: str) -> int:
+    """Returns the place of a part in the list: the node, its GPUs, all others in their order."""
+    return {"node": 0, "gpu": 1}.get(kind_of(entity), 2)
 
 
 def read_identity(cursor: duckdb.DuckDBPyConnection, entities: Sequence[str]) -> list[dict[str, Any]]:
@@ -278,16 +283,18 @@ def read_canaries(cursor: duckdb.DuckDBPyConnection, node: str, start: int, now:
 
 
 def read_diagnostics(cursor: duckdb.DuckDBPyConnection, node: str, start: int) -> list[dict[str, Any]]:
-    """Returns the diagnostics that acts ran on a node: level, state and output."""
+    """Returns the diagnostics that ended on a node since a time: level, state and output. What never ran is no test."""
     rows = cursor.execute(
         """SELECT id, state, epoch_us(updated), document -> '$.params', document -> '$.result' FROM acts
-           WHERE verb = 'diagnose' AND list_contains(targets, $1) AND created >= make_timestamptz($2::BIGINT)
-           ORDER BY created""",
+           WHERE verb = 'diagnose' AND list_contains(targets, $1) AND updated >= make_timestamptz($2::BIGINT)
+           ORDER BY updated""",
         [node, start],
     ).fetchall()
     found = []
     for id_, state, time, params, result in rows:
         target = (json.loads(result or "{}").get("targets") or {}).get(node) or {}
+        if "done" not in target:
+            continue
         level = json.loads(params or "{}").get("level", "1")
         passed = bool(target.get("done")) and state == "verified"
         output = str(target.get("output") or "")[:4000]

@@ -16,6 +16,8 @@ from pipeline.model.records import from_iso
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 220, 56, 24
 MOST_ROWS = 15
 """Rows of a table of the summary; the files have all. Chosen: one page."""
+MOST_PARTS = 48
+"""Parts in the summary. Chosen: the node, its GPUs and NICs, and most of its memory."""
 _OF_USE = ("mJ", "uJ", "J", "By", "KiBy")
 """Units of counters that rise while a device works: the summary leaves them out."""
 _STYLE = """@page { size: A4; margin: 12mm } body { font: 13px/1.4 sans-serif; color: #17212b; max-width: 800px;
@@ -144,11 +146,13 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
 
 def _identity(packet: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the parts that have a serial number, the device first."""
-    named = [row for row in packet["identity"] if len(row) > 2][:MOST_ROWS]
+    named = [row for row in packet["identity"] if len(row) > 2]
+    left = len(named) - MOST_PARTS
+    more = [("other parts", f"{left:,} more: packet.json")] if left > 0 else []
     return [
         (row["name"], ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in row.items() if k not in ("entity", "name")))
-        for row in named
-    ] or [(packet["device_name"], "no serial number or firmware is reported")]
+        for row in named[:MOST_PARTS]
+    ] + more or [(packet["device_name"], "no serial number or firmware is reported")]
 
 
 def _say(event: Mapping[str, Any]) -> str:

@@ -195,6 +195,19 @@ def test_an_expired_token_is_no_statement_about_the_node(
     assert site.state(act) == "proposed"
 
 
+def test_without_the_right_to_read_the_executor_waits_and_says_so(
+    cluster: kubernetes_cluster.Cluster, database: Database, tmp_path: Path
+) -> None:
+    cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "blind"}})
+    token = cluster.kubectl("create", "token", "blind").strip()
+    site = Site(write_kubeconfig(cluster, token, tmp_path), database)
+    with pytest.raises(Unreachable, match=r'cannot list resource "nodes".*HTTP 403'):
+        site.kubernetes.read_state(0)
+    act = site.board.propose("hold", ["node:gpu1"], "alice", "fault")  # type: ignore[arg-type]
+    site.run(2)
+    assert site.state(act) == "proposed"
+
+
 def write_kubeconfig(cluster: kubernetes_cluster.Cluster, token: str, folder: Path) -> Path:
     """Writes a kubeconfig of a bearer token."""
     file = folder / "kubeconfig"

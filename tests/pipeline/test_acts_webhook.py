@@ -8,6 +8,7 @@ import hmac
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import Any
 import pytest
 
 from pipeline.acts.act import Act
-from pipeline.acts.adapters.adapter import StillRunning
+from pipeline.acts.adapters.adapter import Adapter, StillRunning
 from pipeline.acts.adapters.webhook import Webhook
+from pipeline.acts.executor import Executor
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.config.acts import Acts, WebhookAccess
 from pipeline.model.errors import ConfigError, Unreachable
+from pipeline.store.database import Database
+from tests.pipeline.acts_world import World
 
 KEY = b"k" * 32
 ACT = Act("ACT-1", "reboot", ("node:n1",), "alice", "XID 95", 0, 1, "on", incident="INC-7", params={"level": "3"})
@@ -126,3 +130,36 @@ def test_without_a_secret_or_with_one_that_cannot_be_read_it_does_not_start(tmp_
     access = WebhookAccess("https://tool.example/", tmp_path / "none")
     with pytest.raises(ConfigError, match="No such file"):
         Webhook(replace(Acts(), webhook=access))
+
+
+class AskedWorld(World):
+    """A world whose tickets and reboots are asked of the house tool."""
+
+    def __init__(self, database: Database, adapter: Webhook) -> None:
+        self.adapter = adapter
+        super().__init__(database)
+
+    def start_executor(self) -> Executor:
+        def find(verb: str) -> Adapter:
+            return self.adapter if verb == "ticket" else self.scheduler
+
+        return Executor(self.board, self.config, self.scheduler, find, lambda: self.now)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_act_goes_on_while_the_tool_is_at_work_also_after_a_kill(house: House, tmp_path: Path, killed: bool) -> None:
+    with closing(Database(tmp_path / "store.duckdb")) as database:
+        world = AskedWorld(database, make_adapter(house, tmp_path))
+        act = world.propose("ticket", "n03")
+        world.approve(act)
+        house.answers = [(202, "later"), (202, "later")]
+        world.run()
+        assert world.state(act) == "executing"
+        if killed:
+            world.adapter = make_adapter(house, tmp_path)
+            world.executor = world.start_executor()
+        world.run(4)
+        steps = [step["state"] for step in world.board.describe(act.id)["history"]]
+        assert steps[-1] == "verified"
+        assert (steps.count("executing"), steps.count("executed")) == (2 if killed else 1, 1)
+        assert len({headers["webhook-id"] for headers, _ in house.asked}) == 1

@@ -8,6 +8,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -89,6 +90,12 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
                false, $2 FROM (SELECT make_timestamptz($1::BIGINT) AS t)""",
             [ONSET + HOUR, document],
         )
+        for number, state, result in ((2, "expired", "{}"), (3, "executed", '{"dry_run": true}')):  # never ran
+            c.execute(
+                """INSERT INTO acts SELECT $2, $2, $3, 'diagnose', ['node:n1'], 'INC-7', 'alice', t, t, t, 1, false, $4
+                   FROM (SELECT make_timestamptz($1::BIGINT) AS t)""",
+                [ONSET + HOUR, f"ACT-{number}", state, f'{{"params": {{"level": "3"}}, "result": {result}}}'],
+            )
         yield made
 
 
@@ -125,6 +132,25 @@ def test_no_secret_person_job_or_comment_is_in_any_file(packet: dict[str, Any]) 
     for word in ("hunter2", "secret os", "abc.def", "alice", "bob", "acme", "Acme", "4711", "/host", "INVALID"):
         assert word not in text, word
     assert text.count("[removed]") >= 2
+
+
+def test_all_gpus_of_a_node_are_identified_also_beside_hundreds_of_links(tmp_path: Path) -> None:
+    gpus, ports = [f"gpu:n9.{g}" for g in range(8)], [f"port:n9.mlx5_{p}" for p in range(80)]
+    links = [f"nvlink:n9.{g}.{link}" for g in range(8) for link in range(18)]
+    topology = Topology(dict.fromkeys([*links, *ports, *gpus], ("node:n9",)))
+    with closing(Database(tmp_path / "store.duckdb")) as database:
+        for number, entity in enumerate([*gpus, *ports]):
+            database.connection.execute(
+                """INSERT INTO entity (entity, kind, site, simulated, parents, attributes)
+                   VALUES ($1, 'x', 's', false, [], $2)""",
+                [entity, json.dumps({"serial": f"S{number}"})],
+            )
+        subject = find_subject(database.connection, topology, "n9", NOW)
+        packet = collect_packet(database.connection, topology, subject, 24, NOW, "site-1")
+    assert [row["serial"] for row in packet["identity"][1:9]] == [f"S{g}" for g in range(8)]
+    html = write_summary(packet, "")
+    assert all(f"GPU {g} of n9" in html for g in range(8))
+    assert "16 more: packet.json" in html
 
 
 def test_the_summary_is_one_page_whose_texts_are_escaped(packet: dict[str, Any]) -> None:
