@@ -98,7 +98,7 @@ def find_cause(hand: Hand) -> None:
 
 def find_job(hand: Hand) -> None:
     """The job that an incident hits, and how much slower it is."""
-    hand.open("gpu")
+    hand.open("rank")
     hand.click(hand.page.locator("main a[href*='jobs?entity=job']"))
     hand.see(hand.page.get_by_text("slower").or_(hand.page.get_by_text("of its usual pace")))
 
@@ -184,11 +184,16 @@ TASKS: tuple[Callable[[Hand], None], ...] = (
 
 
 def find_incidents(api: str) -> dict[str, str]:
-    """Returns the id of an incident by kind of its cause: unresolved before resolved, the most severe first."""
+    """Returns the id of an incident by kind of its cause: unresolved before resolved, the most severe first.
+
+    `rank`: one of a rank of a job; a GPU without a job hits none.
+    """
     found = read_json(f"{api}/api/v1/incidents?show=all")["incidents"]
     kinds: dict[str, str] = {}
     for one in sorted(found, key=lambda i: (i["state"] == "resolved", SEVERITIES.index(i["severity"]))):
         kinds.setdefault(one["cause"].partition(":")[0], one["id"])
+        if " of job " in one["summary"]:
+            kinds.setdefault("rank", one["id"])
     return kinds
 
 
