@@ -44,7 +44,7 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-SlurmdTimeout=60
+SlurmdTimeout=600
 MessageTimeout=10
 GresTypes=gpu
 {nodes}

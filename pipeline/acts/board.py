@@ -68,7 +68,7 @@ class Board:
     ) -> None:
         self.database, self.config, self.clock = database, config, clock
         self._collect_facts, self.fleet_nodes, self._notify = collect_facts, fleet_nodes, notify
-        self._lease: tuple[str, int] = ("", 0)
+        self._lease: tuple[tuple[str, str], int] = ("", ""), 0
         self._lock = threading.RLock()  # taken before that of the engine, which `collect_facts` and `notify` may take
 
     # --- reading ------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Board:
             known = self.read(ledger.find_by_key, made.key) if made.key else None
             if known is None:
                 return self._save(made, who, "propose act", made.reason)
-            if (known.verb, known.targets) != (made.verb, made.targets):
+            if _list_wishes(known) != _list_wishes(made):
                 self.refuse(who, f"propose {made.verb}", known.id, "this idempotency key was used for another act")
             return known
 
@@ -224,13 +224,17 @@ class Board:
 
     # --- the executor -------------------------------------------------------------------------------
 
-    def claim(self, who: str) -> list[Work]:
-        """Returns what the executor has to do now, oldest first. Raises Refused while another one is at work."""
+    def claim(self, who: str, instance: str = "") -> list[Work]:
+        """Returns what the executor has to do now, oldest first. Raises Refused while another one is at work.
+
+        instance: of the process, since two executors may have one name.
+        """
         with self._lock:
             now, (holder, until) = self.clock(), self._lease
-            if holder not in ("", who) and now < until:
-                raise Refused(f"executor {who}: executor {holder} is at work until it has been quiet for {LEASE_S:g} s")
-            self._lease = (who, now + round(LEASE_S * SECOND))
+            if holder not in (("", ""), (who, instance)) and now < until:
+                other = holder[0] if holder[0] != who else "another process of this name"
+                raise Refused(f"executor {who}: {other} is at work, until it has been quiet for {LEASE_S:g} s")
+            self._lease = (who, instance), now + round(LEASE_S * SECOND)
             self.expire_due()
             acts = reversed(self.list_acts(only_open=True))
             jobs = [(job, act) for act in acts if (job := _next_job(act)) is not None]
@@ -369,6 +373,11 @@ class Board:
             entry = AuditEntry(who, action, act.id, comment, "done", before, after)
             ledger.save_act(connection, act, str(who), comment, [entry], self.clock())
         return act
+
+
+def _list_wishes(act: Act) -> tuple[Any, ...]:
+    """Returns what a repeated request must have in common with the first one of its idempotency key."""
+    return act.verb, act.targets, dict(act.params), act.when, act.requested_by
 
 
 def _next_job(act: Act) -> Job | None:

@@ -30,7 +30,7 @@ GIVE_UP_DIAGNOSTIC_S = 4 * 3600.0
 class BoardAccess(Protocol):
     """What the executor needs of the board: the board itself, or its client over HTTP."""
 
-    def claim(self, who: str) -> list[Work]: ...
+    def claim(self, who: str, instance: str = "") -> list[Work]: ...
     def collect_facts(self, id_: str) -> Facts: ...
     def plan(self, id_: str, plan: Plan) -> Act: ...
     def begin(self, id_: str, failing: Sequence[str], who: str) -> Act: ...
@@ -42,6 +42,7 @@ class Executor:
     """Does one round of work at a time, one act after the other: no two acts are ever carried out together.
 
     find_adapter: the adapter of a verb.   scheduler: the one that knows the nodes, for the guards.
+    instance: of this process: two executors with one name must not work at once.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Executor:
         find_adapter: Callable[[str], Adapter],
         clock: Callable[[], int],
         name: str = "executor",
+        instance: str = "",
     ) -> None:
-        self.board, self.config, self.clock, self.name = board, config, clock, name
+        self.board, self.config, self.clock = board, config, clock
+        self.name, self.instance = name, instance
         self._scheduler, self._find_adapter = scheduler, find_adapter
         self._seen: SchedulerState | None = None
         self.waiting: set[str] = set()
@@ -64,7 +67,7 @@ class Executor:
 
         only_waiting: begins nothing, and asks after the programs that go on.
         """
-        work, self._seen = self.board.claim(self.name), None
+        work, self._seen = self.board.claim(self.name, self.instance), None
         if only_waiting:
             work = [task for task in work if task.act.id in self.waiting]
         self.waiting = set()

@@ -61,6 +61,12 @@ class Name(Strict):
     executor: Word
 
 
+class Claim(Name):
+    """A question for work. instance: of the executor's process."""
+
+    instance: Word = ""
+
+
 class PlanReport(Strict):
     """A plan, in the form of `Plan`."""
 
@@ -150,9 +156,9 @@ def cancel(request: Request, act: str, why: Because) -> Response:
 
 
 @act_router.post("/executor/claim", include_in_schema=False)
-def claim(request: Request, who: Name) -> Response:
+def claim(request: Request, who: Claim) -> Response:
     """What the executor has to do now."""
-    work = _board(request).claim(who.executor)
+    work = _board(request).claim(who.executor, who.instance)
     rows = [{"job": w.job, "act": encode_act(w.act), "facts": encode_facts(w.facts)} for w in work]
     return json_response({"work": rows})
 

@@ -7,6 +7,7 @@ or the scheduler does not answer it waits; nothing is done that the pipeline has
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -48,7 +49,8 @@ def make_executor(config: Config) -> Executor:
     token_file = config.executor.token_file or config.api.token_file
     nodes = find_scheduler(find(scheduler), replace(config, api=replace(config.api, token_file=token_file)))
     board = RemoteBoard(config)
-    return Executor(board, acts, nodes, lambda verb: find(acts.adapter_of(verb)), clock, config.executor.name)
+    find_adapter = lambda verb: find(acts.adapter_of(verb))  # noqa: E731
+    return Executor(board, acts, nodes, find_adapter, clock, config.executor.name, secrets.token_hex(4))
 
 
 def run(config: Config) -> int:

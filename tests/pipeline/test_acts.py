@@ -444,7 +444,7 @@ def test_a_hold_that_fails_on_one_node_is_rolled_back_on_the_others(world: World
 
 def test_a_second_executor_is_refused_while_the_first_is_at_work(world: World) -> None:
     world.run()
-    with pytest.raises(Refused, match="executor is at work"):
+    with pytest.raises(Refused, match="is at work"):
         world.board.claim("another")
     world.now += 31 * SECOND
     assert world.board.claim("another") == []

@@ -153,6 +153,23 @@ def test_holds_that_were_rolled_back_open_the_breaker_like_failed_ones(database:
     assert world.board.read_breaker() == "3 acts failed within an hour"
 
 
+def test_a_second_executor_of_the_same_name_waits(world: World) -> None:
+    world.board.claim("executor", "a1")
+    with pytest.raises(Refused, match="another process of this name is at work"):
+        world.board.claim("executor", "b2")
+    assert world.board.claim("executor", "a1") == []
+    world.now += 31 * SECOND
+    assert world.board.claim("executor", "b2") == []
+
+
+@pytest.mark.parametrize("other", [{"params": {"level": "3"}}, {"when": "when_idle"}, {"who": BOB}])
+def test_a_key_belongs_to_one_request_of_one_requester(world: World, other: dict[str, object]) -> None:
+    first = world.propose("diagnose", "n03", key="k")
+    assert world.propose("diagnose", "n03", key="k").id == first.id
+    with pytest.raises(Refused, match="was used for another act"):
+        world.propose("diagnose", "n03", key="k", **other)  # type: ignore[arg-type]
+
+
 def test_an_expired_first_approval_is_named_neither_in_the_plan_nor_counted(world: World) -> None:
     hold(world, "n03")
     act = world.propose("evict", "n03", who=ROBOT, person=False)
