@@ -36,10 +36,10 @@ def play_all(name: str) -> tuple[str, list[Scene]]:
             served = Served(at, patch)  # type: ignore[no-untyped-call]
             try:
                 play = Play(lab, served, at)
-                dead = play.play_dead_scheduler()  # first: a scheduler may come back with its state of seconds ago
+                node = [play.play_dead_node()] if lab.dead else []  # before SlurmdTimeout
+                dead = play.play_dead_scheduler()  # then: a scheduler may come back with its state of seconds ago
                 scenes = [*play.play_hold_and_release(), *play.play_refused(), play.play_undone()]
-                scenes += [play.play_dead_node()] if lab.dead else []
-                return lab.title, [*scenes, dead, play.play_killed_executor()]
+                return lab.title, [*scenes, *node, dead, play.play_killed_executor()]
             finally:
                 served.close()  # type: ignore[no-untyped-call]
 

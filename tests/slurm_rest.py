@@ -44,7 +44,7 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-SlurmdTimeout=600
+SlurmdTimeout=60
 MessageTimeout=10
 GresTypes=gpu
 {nodes}
