@@ -222,7 +222,15 @@ def figure_rows(finding: Finding) -> list[tuple[str, str]]:
 def _with_unit(key: str, value: Any, finding: Finding) -> str:
     if key.endswith("_s") and isinstance(value, (int, float)):
         return words.age(value)
+    if key == "odds" and isinstance(value, (int, float)):
+        return odds_text(value)
     return words.fact(value, _unit(key, finding))
+
+
+def odds_text(odds: float) -> str:
+    """Returns odds as text: `0.5 to 1`, `more than 1,000,000 to 1`."""
+    shown = f"{odds:.3g}" if odds < 10 else f"{min(odds, MOST_ODDS):,.0f}"
+    return f"{'more than ' * (odds > MOST_ODDS)}{shown} to 1"
 
 
 def _unit(key: str, finding: Finding) -> str:
@@ -311,6 +319,8 @@ def _suppressed(finding: Finding) -> str:
 
 HEIGHT = 250
 """Height (px): evidence and buttons stay visible at 1440 x 900. Chosen."""
+MOST_ODDS = 1_000_000
+"""Odds beyond which the number says no more to people. Chosen."""
 MIN_BAND_PEERS = 5
 """Fewest peers for which a band of 80 % is drawn; with fewer, the median is enough. Chosen."""
 GAP_STEPS = 3

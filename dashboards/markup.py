@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -11,6 +12,8 @@ from dashboards.links import Link, Text, as_markup
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State
+
+_CODE = re.compile(r"`([^`\n]{1,120})`")
 
 MAX_VOTERS = 256
 """Voters drawn as squares; with more, only the results are shown. Chosen."""
@@ -115,11 +118,11 @@ def section(name: str, note: str = "") -> str:
 def notice(text: str, tone: str = "quiet", heading: str = "", of_now: bool = False) -> str:
     """Returns a message box: `critical` for failures, `degraded` for warnings, `quiet` for empty states.
 
-    of_now: the message is a statement about the present.
+    of_now: the message is a statement about the present.   text: what is between backticks is shown as code.
     """
     strong = f"<b>{escape(heading)}</b> " if heading else ""
     role = "alert" if tone == "critical" else "status"
-    content = present_statement(text) if of_now else escape(text)
+    content = present_statement(text) if of_now else _CODE.sub(r"<code>\1</code>", escape(text))
     return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{content}</div>'
 
 

@@ -62,7 +62,7 @@ def _propose(draft: Draft) -> None:
         "params": {"level": state.get(f"{key}-level") or "1"} if verb == "diagnose" else {},
     }
     if not names or not body["reason"]:
-        state[_RESULT] = Outcome("degraded", "Enter at least one node, and a reason.", False)
+        state[_RESULT] = "", Outcome("degraded", "Enter at least one node, and a reason.", False)
         return
     propose(body)
 
@@ -77,9 +77,10 @@ def send(path: str, body: Mapping[str, Any], done: str) -> str:
     try:
         made = snapshot.send(parse_act, path, body)
     except ApiError as error:
-        st.session_state[_RESULT] = Outcome("critical", f"Nothing changed. {error}", False)
+        about = path.partition("/")[2].partition("/")[0]
+        st.session_state[_RESULT] = about, Outcome("critical", f"Nothing changed. {error}", False)
         return ""
-    st.session_state[_RESULT] = Outcome("quiet", f"{made.id}: {done}", True)
+    st.session_state[_RESULT] = made.id, Outcome("quiet", f"{made.id}: {done}", True)
     return made.id
 
 
@@ -89,7 +90,8 @@ def open_proposed() -> None:
         routes.open_page("acts", id=made)
 
 
-def draw_result() -> None:
-    """Draws what came of the last change."""
-    if outcome := st.session_state.get(_RESULT):
+def draw_result(act: str = "") -> None:
+    """Draws what came of the last change. act: whose page it is; changes of other acts are not shown there."""
+    about, outcome = st.session_state.get(_RESULT, ("", None))
+    if outcome and (not act or about in ("", act)):
         st.html(markup.notice(outcome.text, outcome.tone))

@@ -124,7 +124,7 @@ def _draw_one(identity: str) -> None:
     badges = [markup.badge(state_text(act).upper(), STATE_TONES.get(act.state, "quiet"))]
     parts.draw_head(f"{act.text}: {act.reason}", badges, subtitle(act, now), answer)
     parts.draw_error(answer)
-    draw_result()
+    draw_result(act.id)
     targets: list[Text] = [entity_link(target) for target in act.targets]
     if act.incident:
         targets.append(incident_link(act.incident))

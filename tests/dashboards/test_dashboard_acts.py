@@ -124,6 +124,9 @@ def test_an_operator_approves_the_plan_that_is_shown(acts: Any) -> None:
         )
     ]
     assert "ACT-1: Approved." in shown(test)
+    acts.answers["acts/ACT-2"] = act_table(id="ACT-2")
+    test.query_params["id"] = "ACT-2"
+    assert "ACT-1: Approved." not in shown(test.run()), "it belongs to the page of another act"
 
 
 def test_for_a_verb_without_an_undo_the_name_of_the_node_is_typed(acts: Any) -> None:

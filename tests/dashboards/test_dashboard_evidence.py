@@ -85,6 +85,13 @@ def test_figures_have_the_unit_of_their_signal() -> None:
     assert said["Down for"] == "1 min"
 
 
+@pytest.mark.parametrize(
+    ("odds", "shown"), [(0.5, "0.5 to 1"), (1200.0, "1,200 to 1"), (1e12, "more than 1,000,000 to 1")]
+)
+def test_odds_are_numbers_that_people_know(odds: float, shown: str) -> None:
+    assert dict(evidence.figure_rows(finding(evidence={"odds": odds}))) == {"Odds of a defect": shown}
+
+
 def test_figures_exclude_the_fields_of_the_vote() -> None:
     facts = {"digest": "aa", "expected": "bb", "peers": 7, "mismatches": 3}
     assert [label for label, _ in evidence.figure_rows(finding(evidence=facts))] == ["Wrong results"]

@@ -33,6 +33,12 @@ def test_all_fragments_escape_text() -> None:
     assert not [piece for piece in pieces if "<script" in piece]
 
 
+def test_a_notice_shows_commands_as_code_and_nothing_as_markup() -> None:
+    shown = markup.notice("is `fleetpulse executor` running? `<b>`")
+    assert "<code>fleetpulse executor</code>" in shown
+    assert "<code>&lt;b&gt;</code>" in shown
+
+
 def test_nodes_without_data_are_never_healthy_in_the_headline() -> None:
     assert markup.headline(fleet("ok", "ok")) == "No problems on 2 nodes"
     assert markup.headline(fleet("ok", "no_data")) == "No data from 1 of 2 nodes, no problems on the others"
