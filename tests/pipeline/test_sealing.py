@@ -275,7 +275,7 @@ def test_files_of_a_lost_store_are_kept_aside(store):
 def test_a_moved_store_reads_its_files_at_their_new_place(store, tmp_path):
     """Views name files by their whole path, and are not created again at each start."""
     store.add(T0, 60)
-    store.sealer.advance(T0 + HOUR)
+    store.sealer.seal(T0 + HOUR)
     before = store.view()
     store.sealer.stop()
     store.database.close()
