@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agents.collector import NoData
@@ -192,6 +192,7 @@ ANSWERS = st.lists(st.one_of(st.binary(max_size=80), st.integers(1, 255), st.non
 
 
 @given(ANSWERS)
+@example([bytes((*[0] * 6, 0xFC, *[0] * 11))])  # a record that is longer than an offset can reach
 @settings(max_examples=examples(60), deadline=None)
 def test_no_responses_make_the_collector_fail_or_loop(answers: list[bytes | int | None]) -> None:
     noise = RandomBmc(answers)

@@ -185,6 +185,7 @@ _RESERVATION_LOST = 0xC5  # completion codes of table 5-2
 _TOO_LONG = (0xC6, 0xC7, 0xC8, 0xCA, 0xFF)  # whole records are not returned; some BMCs return only "unspecified"
 _HEADER = 5  # bytes; the last one is the number of bytes that follow
 _CHUNK = 16  # bytes per response; a BMC must support at least 22 (section 33.12), and other programs use 16 too
+_OFFSETS = 0x100  # a request has one byte for the offset (section 33.12): what lies behind cannot be read
 _TRIES = 4  # of one record; chosen: a reservation is lost when another program reads the repository
 MAX_RECORDS = 2048
 """Most records. Chosen: large servers have some 500, and a list with a loop must end."""
@@ -248,7 +249,7 @@ class SdrReader:
             self._whole_records = False  # it was truncated without an error
         following, record = self._read_piece(bmc, 0, _HEADER)
         size = _HEADER + record[4] if len(record) >= _HEADER else 0
-        while len(record) < size:
+        while len(record) < min(size, _OFFSETS):
             _, piece = self._read_piece(bmc, len(record), min(_CHUNK, size - len(record)))
             if not piece:
                 break
