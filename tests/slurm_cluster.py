@@ -7,11 +7,15 @@ The prolog and epilog are ours (deploy/slurm). Needs root and Debian's slurmctld
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.daemons import DaemonCluster, Daemons, free_ports
@@ -71,6 +75,15 @@ def missing() -> str:
 
 GHOSTS = "ghost[003-008]"
 """Nodes that no slurmd serves, in a cluster with a topology."""
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Waits while another test of this machine runs a Slurm whose controller it kills: beside 64 more daemons a
+    controller that starts again hears its nodes too late."""
+    with open(Path(tempfile.gettempdir()) / "fleetpulse-slurm.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Cluster(DaemonCluster):

@@ -80,7 +80,7 @@ def slurm_lab(folder: Path) -> Iterator[Lab]:
     """Slurm 22.05 of Debian 12, by its commands."""
     if reason := slurm_cluster.missing():
         do_without("slurm", reason)
-    with slurm_cluster.Cluster(folder, 2) as cluster:
+    with slurm_cluster.one_at_a_time(), slurm_cluster.Cluster(folder, 2) as cluster:
         conf = f"{cluster.folder}/slurm.conf"
         os.environ["SLURM_CONF"] = conf
         yield Lab(
@@ -100,7 +100,7 @@ def slurmrestd_lab(folder: Path) -> Iterator[Lab]:
     """Slurm 24.11 of Debian 13, by slurmrestd."""
     if reason := slurm_rest.missing():
         do_without("slurmrestd", reason)
-    with slurm_rest.RestCluster() as cluster:
+    with slurm_cluster.one_at_a_time(), slurm_rest.RestCluster() as cluster:
         token = folder / "slurm.token"
         token.write_text(cluster.token(3600))
         yield Lab(
@@ -120,7 +120,7 @@ def slurm_24_lab(folder: Path) -> Iterator[Lab]:
     del folder
     if reason := slurm_rest.missing():
         do_without("slurm 24.11", reason)
-    with slurm_rest.RestCluster(nodes=NODES) as cluster:
+    with slurm_cluster.one_at_a_time(), slurm_rest.RestCluster(nodes=NODES) as cluster:
         job = ("sbatch", "--parsable", "--no-kill", "--output=/dev/null", f"--nodes={NODES}", "--gpus-per-node=4")
         id_ = cluster.run(*job, "--wrap=sleep 3600").strip()
         until(lambda: cluster.run("squeue", "-h", "-j", id_, "-o", "%T").strip() == "RUNNING", 60)
@@ -163,7 +163,7 @@ def _slurm_commands(
                 return False
             return True
 
-        until(is_accepted, 90)
+        until(is_accepted, 240)
 
     return (
         lambda node: " ".join(run("sinfo", "-h", "-N", "-n", node, "-o", "%N %T %E").split()),

@@ -25,7 +25,7 @@ LOOSE = ActLimits(rack_nodes=8, fleet_share=0.5, ceiling_share=0.75, two_people_
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
-    with slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"), 4) as made:
+    with slurm_cluster.one_at_a_time(), slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"), 4) as made:
         yield made
 
 
