@@ -152,7 +152,8 @@ def _slurm_commands(
         run("scontrol", "update", f"NodeName={node}", *words)
 
     def resume(node: str) -> None:
-        """Slurm refuses it while the node has not registered at a slurmctld that was started again."""
+        """Slurm refuses it while the node has not registered at a slurmctld that was started again, and where that came
+        back with a state of before the drain."""
 
         def is_accepted() -> bool:
             try:
@@ -160,7 +161,7 @@ def _slurm_commands(
             except slurm_cluster.SlurmError as error:
                 if "Invalid node state" not in str(error):
                     raise
-                return False
+                return "drain" not in run("sinfo", "-h", "-N", "-n", node, "-o", "%T").lower()
             return True
 
         until(is_accepted, 240)
