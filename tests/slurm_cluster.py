@@ -79,8 +79,10 @@ GHOSTS = "ghost[003-008]"
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Waits while another test of this machine runs a Slurm whose controller it kills: beside 64 more daemons a
-    controller that starts again hears its nodes too late."""
+    """Waits while another test of this machine runs a Slurm whose controller it kills.
+
+    Two of them beside each other failed, and each passes by itself; why is not known.
+    """
     with open(Path(tempfile.gettempdir()) / "fleetpulse-slurm.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

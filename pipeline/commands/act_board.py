@@ -16,7 +16,7 @@ from pipeline.acts.guards import Facts
 from pipeline.api.heatmap import select_current
 from pipeline.commands.link_soak import Soak, is_soak, judge_soak
 from pipeline.commands.service import PipelineService
-from pipeline.engine.act_facts import FactSource, find_holds_begun
+from pipeline.engine.act_facts import FactSource, find_held_since
 from pipeline.engine.engine import Engine
 from pipeline.model.entity_names import TITLE_LENGTH
 from pipeline.model.errors import Refused
@@ -88,7 +88,7 @@ def drop_wrong_canaries(cursor: duckdb.DuckDBPyConnection, facts: Facts) -> Fact
     wrong = set()
     for name, check in facts.checks.items():
         if check == CANARY and name in facts.held:
-            since = find_holds_begun(cursor, {name: ledger.load_act(cursor, facts.held[name])})[name]
+            since = find_held_since(cursor, {name: ledger.load_act(cursor, facts.held[name])})[name]
             if cursor.execute(_WRONG, [name, since]).fetchone():
                 wrong.add(name)
     return replace(facts, checks={name: check for name, check in facts.checks.items() if name not in wrong})

@@ -131,10 +131,11 @@ class PipelineService:
 
     def _drop_silent(self, share: float) -> bool:
         """Drops ended ranks and silent devices if there are many. Returns whether columns of frames changed."""
+        reloading = self._must_reload
         self._must_reload = True  # until it is done: the judge may have a state that no engine can go on with
         ended = drop_ended_ranks(self.database, self.judge, self.clock())
         dropped = drop_silent_devices(self.database, self._max_silence_us, share, self.clock())
-        self._must_reload = False
+        self._must_reload = reloading
         if ended:
             self.judge.restore(self._initial_state)
             log.info("store: %d ranks dropped that ended; the detectors keep what they learned", ended)

@@ -55,7 +55,7 @@ class FactSource:
             recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT, besides=act.id)
             held = {target.partition(":")[2]: other for other in acts for target in other.held}
             ours = {name: held[name] for name in names if name in held}
-            begun = find_holds_begun(connection, ours)
+            begun = find_held_since(connection, ours)
             done = list_diagnostics(connection) if ours else []
             checks = {name: self._find_check(name, since, done) for name, since in begun.items()}
             deep = frozenset(name for name, since in begun.items() if is_deeply_checked(name, since, done))
@@ -128,7 +128,7 @@ DEEP = 3
 """Least level of a diagnostic that counts after a relapse. Source: `dcgmi diag -r 3` is the first to stress GPUs."""
 
 
-def find_holds_begun(connection: duckdb.DuckDBPyConnection, holds: Mapping[str, Act]) -> dict[str, int]:
+def find_held_since(connection: duckdb.DuckDBPyConnection, holds: Mapping[str, Act]) -> dict[str, int]:
     """Returns when each held node was held (UTC us): a hold may have waited for its approval for hours."""
     done = ledger.find_done(connection, [hold.id for hold in holds.values()])
     return {name: done[hold.id] for name, hold in holds.items()}

@@ -11,6 +11,7 @@ these ranks, and one transaction names it and deletes the ranks. A process that 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import duckdb
 import numpy as np
@@ -36,40 +37,43 @@ restart, and frames are at most twice as wide as the running jobs."""
 
 
 def drop_ended_ranks(database: Database, judge: Judge, now: int) -> int:
-    """Drops the ranks without telemetry among the hot rows, if there are many; returns how many.
+    """Drops the ranks that ended before all hot rows, if there are many; returns how many.
 
     The judge has no usable state afterwards: the caller starts an engine, which restores it. Raises duckdb.Error.
     """
     with database.lock:
-        kept = _find_kept(database.connection, now)
-    ended = len(kept) - int(np.count_nonzero(kept))
-    if ended <= MIN_SILENT_DEVICES + SHARE * (len(kept) - ended):
+        ids, kept = _find_kept(database.connection, now)
+    gone = ids[~kept].tolist()
+    if len(gone) <= MIN_SILENT_DEVICES + SHARE * (len(kept) - len(gone)):
         return 0
     state = _keep_state(database, judge, kept)
     with database.transaction() as connection:
-        _delete(connection, kept)
+        _delete(connection, gone)
         connection.execute("UPDATE snapshot SET state = $1 WHERE key = 'judge'", [state])
-    return ended
+    return len(gone)
 
 
-def _delete(connection: duckdb.DuckDBPyConnection, kept: NDArray[np.bool_]) -> None:
-    ids = np.array([id_ for (id_,) in connection.execute(_RANKS).fetchall()], np.int64)
-    gone = ids[~kept].tolist()
-    connection.execute("DELETE FROM device WHERE class = 'rank' AND id IN (SELECT unnest($1::BIGINT[]))", [gone])
-    connection.execute("DELETE FROM latest_rank WHERE device IN (SELECT unnest($1::BIGINT[]))", [gone])
+def _delete(connection: duckdb.DuckDBPyConnection, ids: Sequence[int]) -> None:
+    connection.execute("DELETE FROM device WHERE class = 'rank' AND id IN (SELECT unnest($1::BIGINT[]))", [ids])
+    connection.execute("DELETE FROM latest_rank WHERE device IN (SELECT unnest($1::BIGINT[]))", [ids])
 
 
-_RANKS = "SELECT id FROM device WHERE class = 'rank' ORDER BY id"
+def _find_kept(connection: duckdb.DuckDBPyConnection, now: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns by column of the frames (N,) the id of each rank, and whether it stays.
 
-
-def _find_kept(connection: duckdb.DuckDBPyConnection, now: int) -> NDArray[np.bool_]:
-    """Returns (N,) by column of the frames whether a rank stays: it has hot rows, or had one within LEAST_SILENCE."""
+    It ended if its newest row is older than LEAST_SILENCE and than every hot row: then it has none there.
+    """
     before = find_newest_row(connection, now) - LEAST_SILENCE
-    tables = [t for t in schema.list_hot_tables(connection) if schema.class_of_table(t) == "rank"]
-    hot = [f'SELECT device FROM "{table}"' for table in tables]
-    recent = f"SELECT device FROM latest_rank WHERE time >= make_timestamptz({before})"
-    living = {id_ for (id_,) in connection.execute(" UNION ".join([recent, *hot])).fetchall()}
-    return np.array([id_ in living for (id_,) in connection.execute(_RANKS).fetchall()], bool)
+    for table in schema.list_hot_tables(connection):
+        if schema.class_of_table(table) == "rank":
+            [(oldest,)] = connection.execute(f'SELECT epoch_us(min(time)) FROM "{table}"').fetchall()
+            before = before if oldest is None else min(before, oldest)
+    rows = connection.execute(
+        """SELECT d.id, coalesce(l.time >= make_timestamptz($1::BIGINT), true)
+           FROM device d LEFT JOIN latest_rank l ON l.device = d.id WHERE d.class = 'rank' ORDER BY d.id""",
+        [before],
+    ).fetchall()
+    return np.array([id_ for id_, _ in rows], np.int64), np.array([stays for _, stays in rows], bool)
 
 
 def _keep_state(database: Database, judge: Judge, kept: NDArray[np.bool_]) -> str:

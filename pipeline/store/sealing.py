@@ -57,7 +57,7 @@ dictionary: 8.5 bytes a counter instead of 5. Chosen: files of an agent's stream
 4,000 are worse."""
 _HOUR_LEVEL, _DAY_LEVEL = 3, 14
 """zstd levels of an hour, which is merged soon, and of a day. Chosen: 14 needs 6 % fewer bytes and 60 % more CPU to
-write than 3; 13 needs as many as 3, and 19 needs 3 % fewer than 14 for twice its CPU."""
+write than 3, of an agent's stream; 13 needs 3 % fewer than 3, and 19 needs 3 % fewer than 14 for twice its CPU."""
 _GROUP_ROWS, _GROUP_VALUES = (122_880, 491_520), 20_000_000
 """Least and most rows of a row group, and its values: the writer holds one (160 MB). Chosen: in larger groups the
 counters of NVLinks and ports need 10 % fewer bytes; a group is what a reader of one device decodes."""

@@ -164,7 +164,7 @@ def _slurm_commands(
                 return "drain" not in run("sinfo", "-h", "-N", "-n", node, "-o", "%T").lower()
             return True
 
-        until(is_accepted, 240)
+        until(is_accepted, 90)
 
     return (
         lambda node: " ".join(run("sinfo", "-h", "-N", "-n", node, "-o", "%N %T %E").split()),

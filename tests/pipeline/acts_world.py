@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pipeline.acts.act import VERBS, Act, Verb
-from pipeline.acts.adapters.adapter import REPEATABLE, Adapter, Outcome, write_note
+from pipeline.acts.adapters.adapter import Adapter, Immediate, Outcome, write_note
 from pipeline.acts.board import Board
 from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
 from pipeline.config.acts import ActLimits, Acts
-from pipeline.engine.act_facts import find_holds_begun, find_relapses
+from pipeline.engine.act_facts import find_held_since, find_relapses
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 @dataclass
-class Scheduler:
+class Scheduler(Immediate):
     """Nodes n00, n01, ... in racks of eight, and jobs. `log` has each command that changed something."""
 
     size: int = 40
@@ -45,7 +45,6 @@ class Scheduler:
     """Number of calls until the process that calls is killed: before, or after, the change."""
     name: str = "slurm"
     verbs: frozenset[Verb] = frozenset(VERBS)
-    repeatable: frozenset[Verb] = REPEATABLE
     clock: Callable[[], int] = lambda: START
     most_out: int = 0
 
@@ -90,9 +89,6 @@ class Scheduler:
         self.log.append((act.verb, node.name, found.reason))
         self._call()
         return Outcome(True, "done")
-
-    def is_waiting(self, act: Act) -> bool:
-        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         self._call()
@@ -157,7 +153,7 @@ class World:
         holds = {target.partition(":")[2]: other for other in others for target in other.held}
         held = {name: other.id for name, other in holds.items()}
         ours = {name: holds[name] for t in act.targets if (name := t.partition(":")[2]) in holds}
-        begun = find_holds_begun(self.database.connection, ours)
+        begun = find_held_since(self.database.connection, ours)
         back = find_relapses(self.database.connection, begun, self.config.burn_in_days) if act.verb == "release" else {}
         known: dict[str, object] = {
             "racks": self.scheduler.racks(),
@@ -216,7 +212,10 @@ class SchedulerSite(World):
             self.run()
             return self.state(act) == state
 
-        until(has_state, 60)
+        try:
+            until(has_state, 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.board.describe(act.id)['history']}") from error
 
 
 def _began(act: Act) -> bool:

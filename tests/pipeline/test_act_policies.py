@@ -13,7 +13,7 @@ from pipeline.acts.board import Board
 from pipeline.config.acts import ActPolicy, Acts
 from pipeline.engine.act_facts import (
     FactSource,
-    find_holds_begun,
+    find_held_since,
     find_relapses,
     is_deeply_checked,
     list_diagnostics,
@@ -185,7 +185,7 @@ def test_a_node_that_was_held_again_in_its_burn_in_is_a_relapse(path: Path) -> N
     for number, (verb, days) in enumerate(steps):
         # the second hold was proposed before the release, and approved after it
         _save(made, _act(f"ACT-{number}", verb, long_ago), days)
-    held = find_holds_begun(connection, {"n1": made.board.find("ACT-2")})
+    held = find_held_since(connection, {"n1": made.board.find("ACT-2")})
     assert held == {"n1": made.site.now - 86_400 * SECOND}
     assert find_relapses(connection, held, 7.0) == {"n1": "released by ACT-1 2.0 days before this hold"}
     assert find_relapses(connection, held, 1.0) == {}

@@ -16,7 +16,7 @@ from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.commands.act_board import drop_wrong_canaries
 from pipeline.config.acts import Acts
-from pipeline.engine.act_facts import FactSource, find_holds_begun
+from pipeline.engine.act_facts import FactSource, find_held_since
 from pipeline.model.errors import Refused, Unreachable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -82,7 +82,7 @@ def test_a_hold_counts_from_when_the_scheduler_accepted_it(world: World) -> None
     times = {step.state: step.time for step in ledger.load_steps(world.database.connection, act.id)}
     assert times["executed"] - times["executing"] == 5 * MINUTE
     held = {"n03": world.board.find(act.id)}
-    assert find_holds_begun(world.database.connection, held) == {"n03": times["executed"]}
+    assert find_held_since(world.database.connection, held) == {"n03": times["executed"]}
 
 
 def test_only_a_checkpoint_after_the_last_approval_is_waited_for(tmp_path: Path) -> None:

@@ -184,3 +184,18 @@ def test_a_new_process_drops_them_at_its_start(running: Running) -> None:
     work_on(running, 8)
     assert running.ranks() == ["rank:4.0", "rank:4.1"]
     assert running.judge.sums[1] == learned + 20 * 5
+
+
+def test_a_reload_that_fails_after_the_ranks_is_done_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    live_through_two_jobs(running)
+
+    def fail(*_: Any) -> None:
+        raise duckdb.IOException("IO Error: the disk went away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("pipeline.commands.service.open_transport", fail)
+        with pytest.raises(duckdb.IOException):
+            running.service._reload("a test")
+    assert running.service._must_reload
+    work_on(running, 6)
+    assert len(running.ranks()) == 5

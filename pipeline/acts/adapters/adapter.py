@@ -27,8 +27,15 @@ class StillRunning(FleetpulseError):  # noqa: N818 - reads as the state it names
     """What was begun on a node goes on: ask again in the next round. Other acts need not wait for it."""
 
 
-REPEATABLE: frozenset[Verb] = frozenset({"hold", "release", "evict"})
-"""Verbs of a scheduler that may be carried out again after an interruption: it shows what was done."""
+class Immediate:
+    """What an adapter inherits whose commands end at once, at a scheduler that shows what was done."""
+
+    repeatable: frozenset[Verb] = frozenset({"hold", "release", "evict"})
+
+    def is_waiting(self, act: Act) -> bool:
+        """See `Adapter.is_waiting`."""
+        del act
+        return False
 
 
 class Adapter(Protocol):

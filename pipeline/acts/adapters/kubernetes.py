@@ -18,7 +18,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import REPEATABLE, Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
 from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -36,12 +36,11 @@ MAX_STALE = 3
 OVER = ("Succeeded", "Failed")
 
 
-class Kubernetes:
+class Kubernetes(Immediate):
     """Carries out acts at an API server. make_api: the client; by default of a kubeconfig or the pod's account."""
 
     name = "kubernetes"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict"})
-    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(
         self,
@@ -97,11 +96,6 @@ class Kubernetes:
             if said != "stale":
                 return Outcome(not said, said or "done")
         return Outcome(False, f"{node.name}: others changed it {MAX_STALE} times in between")
-
-    def is_waiting(self, act: Act) -> bool:
-        """See `Adapter.is_waiting`: each command ends at once."""
-        del act
-        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""

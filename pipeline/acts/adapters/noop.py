@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pipeline.acts.act import VERBS, Act, Verb, describe
-from pipeline.acts.adapters.adapter import REPEATABLE, Outcome
+from pipeline.acts.adapters.adapter import Immediate, Outcome
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.config.acts import Acts
 
 
-class Noop:
+class Noop(Immediate):
     """Knows no scheduler, so every guard about one fails as "unknown node": acts stay plans for people."""
 
     name = "noop"
     verbs: frozenset[Verb] = frozenset(VERBS)
-    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(self, config: Acts) -> None:
         del config
@@ -30,11 +29,6 @@ class Noop:
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """Does nothing."""
         return Outcome(False, f"no adapter carries out {act.verb} of {node.name}: set [acts] adapter")
-
-    def is_waiting(self, act: Act) -> bool:
-        """See `Adapter.is_waiting`: each command ends at once."""
-        del act
-        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """Does nothing."""

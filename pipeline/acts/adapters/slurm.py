@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import REPEATABLE, Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -45,12 +45,11 @@ def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise Unreachable(f"{shlex.join(words)}: {error}") from error
 
 
-class Slurm:
+class Slurm(Immediate):
     """Carries out acts with Slurm's commands, as a user who may change nodes (operator or root)."""
 
     name = "slurm"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict", "reboot"})
-    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(self, config: Acts, run: Run = run_command) -> None:
         self._folder: Path | None = config.slurm.commands
@@ -84,11 +83,6 @@ class Slurm:
                     raise Unreachable(f"{shlex.join(words)}: {ran.stderr.strip()}")
                 return Outcome(False, f"{shlex.join(words)}: {said[-1] or ran.returncode}")
         return Outcome(True, "; ".join(filter(None, said)))
-
-    def is_waiting(self, act: Act) -> bool:
-        """See `Adapter.is_waiting`: each command ends at once."""
-        del act
-        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""

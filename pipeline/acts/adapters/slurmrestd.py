@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import REPEATABLE, Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
 from pipeline.acts.adapters.slurm import OUT, count_gpus
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
@@ -31,12 +31,11 @@ TIMEOUT_S = 30.0
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED"})
 
 
-class Slurmrestd:
+class Slurmrestd(Immediate):
     """Carries out holds and releases over HTTP with a token of `scontrol token`, read again for each request."""
 
     name = "slurmrestd"
     verbs: frozenset[Verb] = frozenset({"hold", "release"})
-    repeatable: frozenset[Verb] = REPEATABLE
 
     def __init__(self, config: Acts) -> None:
         access = config.slurm
@@ -61,11 +60,6 @@ class Slurmrestd:
         fresh = self._find(node.name)
         decided = check_owner(act, fresh, node)
         return self._change(node.name, _body(act)) if decided is None else decided
-
-    def is_waiting(self, act: Act) -> bool:
-        """See `Adapter.is_waiting`: each command ends at once."""
-        del act
-        return False
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
