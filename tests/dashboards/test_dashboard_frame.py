@@ -94,7 +94,7 @@ def test_an_unknown_zone_of_the_browser_falls_back_to_its_offset(monkeypatch: py
 
 def test_an_empty_fleet_says_what_to_do_next(api: Any) -> None:
     api.fleet |= {"nodes": [], "sources": {}}
-    assert "start it with `fleetpulse agent`" in shown(page(fleet_script))
+    assert "start it with <code>fleetpulse agent</code>" in shown(page(fleet_script))
 
 
 def test_a_short_text_is_not_searched_for(api: Any) -> None:
