@@ -137,7 +137,7 @@ def _agent(given: argparse.Namespace) -> int:
     if given.replay_recording is None and given.speed is None:
         from agents.node import agent
 
-        return agent.run(config)
+        return _or_start_again(agent.run(config, load_again=lambda: _load_config(given)))
     from agents.recording import playback
 
     return playback.play(config, given.replay_recording, given.speed)
@@ -156,7 +156,7 @@ def _pipeline(given: argparse.Namespace) -> int:
     config = _load_service_config(given)
     import detectors
     from detectors.runner import Runner, warm_up
-    from pipeline.commands import pipeline, reload
+    from pipeline.commands import pipeline
     from pipeline.runtime import logs
 
     logs.log_to_stderr()
@@ -167,10 +167,17 @@ def _pipeline(given: argparse.Namespace) -> int:
         detectors.configured(fresh.detector, fresh.source)
         return fresh
 
-    code = pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")), load_again)
+    code = _or_start_again(pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")), load_again))
+    _end_process(code)
+    return code
+
+
+def _or_start_again(code: int) -> int:
+    """Returns the exit code; a service that was asked to start again, by SIGHUP, does so in this process instead."""
+    from pipeline.runtime import reload
+
     if code == reload.AGAIN:
         reload.start_again()
-    _end_process(code)
     return code
 
 
@@ -194,7 +201,7 @@ def _dashboard(given: argparse.Namespace) -> int:
     config = _load_service_config(given)
     from dashboards import commands
 
-    return commands.run(config, given)
+    return _or_start_again(commands.run(config, given, lambda: _load_config(given)))
 
 
 def _up(given: argparse.Namespace) -> int:

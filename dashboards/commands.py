@@ -14,18 +14,19 @@ from urllib.parse import urlencode
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import Retryable, UsageError
+from pipeline.runtime.reload import Load
 
 TIMEOUT_S = 30.0
 """Limit of one request (s). Chosen: a fleet of 100,000 nodes on a busy pipeline."""
 
 
-def run(config: Config, given: argparse.Namespace) -> int:
-    """Runs the command and returns its exit code."""
+def run(config: Config, given: argparse.Namespace, load_again: Load | None = None) -> int:
+    """Runs the command and returns its exit code. load_again: reads the configuration after SIGHUP."""
     if given.command == "report":
         return write_reports(config, given)
     from dashboards import serve
 
-    return serve.run(config)
+    return serve.run(config, load_again)
 
 
 def read_api(config: Config, path: str, query: Mapping[str, str]) -> Mapping[str, Any]:

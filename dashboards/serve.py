@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from dashboards import identity, oidc
-from dashboards.client import API_TOKEN_FILE, API_URL, read_token
+from dashboards.client import API_TOKEN_FILE, API_URL, Client, read_token
 from dashboards.guard import Guard
 from dashboards.login_cookies import LoginCookies
 from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
-from pipeline.model.errors import Refused, UsageError
+from pipeline.model.errors import FleetpulseError, Refused, UsageError
 from pipeline.runtime import logs
+from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
 from pipeline.runtime.systemd import SystemdNotifier
 
 MESSAGE_BYTES = 200 << 20
@@ -32,28 +33,60 @@ TICKS_ALIVE = 100
 """Ticks of uvicorn, of 0.1 s each, between two messages to systemd. Chosen."""
 MIN_SECRET = 16
 """Shortest secret (characters), as for tokens of the API."""
+MOST_REASON = 4000
+"""Longest reason that the audit takes (characters)."""
 APP = Path(__file__).parent / "app.py"
 EXIT_TIMEOUT_S = 2.0
 """Longest wait for threads with an open API request; the process must stop within 3 s. Chosen."""
 
 
-def run(config: Config) -> int:
-    """Serves the pages until a signal. Raises UsageError if the port is in use, Refused beyond loopback."""
+def run(config: Config, load_again: Load | None = None) -> int:
+    """Serves the pages until a signal. Raises UsageError if the port is in use, Refused beyond loopback.
+
+    load_again: reads the configuration after SIGHUP; the result is then reload.AGAIN if a new start is due.
+    """
     host, port = config.dashboard.host, config.dashboard.port
-    _check(config)
+    check_settings(config)
+    _check_port(config)
     identity.configure(config.dashboard)
     os.environ.update(environment(config))
     sys.stderr.write(f"dashboard: http://{_in_url(host)}:{port} (reads {api_url(config)})\n")
     sys.stderr.flush()
     logs.limit_all_loggers()
     # Streamlit logs on stdout, which is for data
+    hangup = watch_hangup(config, load_again) if load_again else None
     with contextlib.redirect_stdout(sys.stderr):
-        _serve(config)
+        _serve(config, hangup)
+    if hangup is not None and hangup.accepted:
+        return AGAIN
     threading.Thread(target=_exit_after_timeout, daemon=True).start()
     return 0
 
 
-def _serve(config: Config) -> None:
+def watch_hangup(config: Config, load: Load) -> Reload:
+    """Returns what answers SIGHUP, with a row of the audit. A pipeline that is away delays nothing: the log has it."""
+
+    def load_checked() -> Config:
+        fresh = load()
+        check_settings(fresh)
+        return fresh
+
+    def log(text: str) -> None:
+        sys.stderr.write(f"dashboard: {text}\n")
+        sys.stderr.flush()
+
+    def record(outcome: Outcome, reason: str) -> None:
+        token = read_token(config.dashboard.token_file) if config.dashboard.token_file else ""
+        body = {"source": config.source or "defaults", "reason": reason[:MOST_REASON], "outcome": outcome}
+        try:
+            Client(api_url(config), token).send(lambda answer: answer, "audit/reloads", body)
+        except FleetpulseError as error:
+            log(f"reload of the configuration is not in the audit: {error}")
+
+    return Reload("dashboard", config, load_checked, (), record, log)
+
+
+def _serve(config: Config, hangup: Reload | None) -> None:
     """Runs Streamlit as an ASGI application behind the guard, with a limit of connections."""
     import streamlit  # takes 0.5 s: not at import
     import uvicorn
@@ -80,10 +113,10 @@ def _serve(config: Config) -> None:
         forwarded_allow_ips=list(board.trusted_proxies),
         timeout_graceful_shutdown=1,
     )
-    _make_server(settings).run()
+    _make_server(settings, hangup).run()
 
 
-def _make_server(settings: Any) -> Any:
+def _make_server(settings: Any, hangup: Reload | None) -> Any:
     """Returns uvicorn's server with our handling of signals, and messages to systemd."""
     import uvicorn
 
@@ -101,6 +134,9 @@ def _make_server(settings: Any) -> Any:
             """Reports every 10 s, from the loop itself, that it is alive."""
             if counter % TICKS_ALIVE == 0:
                 manager.notify_alive()
+            if hangup is not None and hangup.poll():
+                manager.notify_reloading()
+                return True  # ends the server
             return await super().on_tick(counter)
 
         @contextlib.contextmanager
@@ -193,9 +229,9 @@ def options(config: Config) -> dict[str, Any]:
     return {name.replace(".", "_"): value for name, value in settings.items()}
 
 
-def _check(config: Config) -> None:
+def check_settings(config: Config) -> None:
     """Raises Refused or UsageError for settings with which Streamlit would fail later."""
-    host, port = config.dashboard.host, config.dashboard.port
+    host = config.dashboard.host
     if not config.dashboard.behind_proxy and config.dashboard.oidc is None and not is_loopback(host):
         raise Refused(
             f"{config.source}: [dashboard] host = {host!r}: the pages have no login, so they listen on loopback only; "
@@ -205,6 +241,11 @@ def _check(config: Config) -> None:
     secrets(config)
     if config.dashboard.token_file:
         read_token(config.dashboard.token_file)
+
+
+def _check_port(config: Config) -> None:
+    """Raises UsageError if another program listens on the port."""
+    host, port = config.dashboard.host, config.dashboard.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

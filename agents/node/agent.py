@@ -34,6 +34,7 @@ from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event, EventBatch, Origin, iso
+from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
 from pipeline.transport import wire
@@ -180,18 +181,18 @@ class Agent:
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, stop: threading.Event) -> None:
-        """Ticks at whole multiples of the interval until `stop` is set, then closes."""
+    def run(self, stop: threading.Event, ask_again: Callable[[], bool] = lambda: False) -> None:
+        """Ticks at whole multiples of the interval until `stop` is set or `ask_again` returns true, then closes."""
         self._stop, interval = stop, round(self._config.agent.interval * SECOND)
         self._log("agent", f"{self._origin.node}: started, every {self._config.agent.interval:g} s")
         if self.uplink:
             self.uplink.start()
         self._systemd.notify_ready(self._config.agent.interval)
-        while not self._wait_for_tick(interval, stop):
+        while not (again := ask_again()) and not self._wait_for_tick(interval, stop):
             now = self.clock.now()
             self.tick(now - now % interval)
             self._systemd.notify_alive(self._status_line())
-        self._systemd.notify_stopping()
+        (self._systemd.notify_reloading if again else self._systemd.notify_stopping)()
         self.close()
         self._log("agent", f"{self._origin.node}: stopped")
 
@@ -240,6 +241,11 @@ class Agent:
             if found:
                 self._telemetry.add_batch(found)
             self._telemetry.update_snapshot(self._build_snapshot(time, results))
+
+    def record_reload(self, outcome: Outcome, reason: str) -> None:
+        """Sends an event about a configuration that was read again."""
+        data = {"outcome": outcome, "reason": reason}
+        self._put_events([Event(self.clock.now(), f"node:{self._origin.node}", "configuration", data)])
 
     def close(self) -> None:
         """Stops the workers that do not hang, and makes everything spooled durable."""
@@ -326,6 +332,10 @@ class Agent:
         bad = [w.collector.name for w in self.pool.workers if w.state in ("fault", "hung")]
         return f"{len(self.pool.workers)} collectors, failing: {', '.join(bad) or 'none'}"
 
+    def log_configuration(self, text: str) -> None:
+        """Writes a line about a configuration that was read again."""
+        self._log("configuration", text)
+
     def _log_uplink(self, text: str) -> None:
         self._log("kafka", text)
 
@@ -348,16 +358,22 @@ def open_telemetry(config: Config, origin: Origin, log: Callable[[str, str], obj
 
     `log` gets subject and text. Raises ConfigError.
     """
-    settings, where = config.opentelemetry, f"{config.source}: [opentelemetry]"
-    if settings.kafka and config.pipeline.transport != "kafka":
-        raise ConfigError(f'{where} kafka = true: requires [pipeline] transport = "kafka"')
-    if settings.metrics == "all" and not settings.endpoint:
-        raise ConfigError(f'{where} metrics = "all": requires an endpoint, such as "http://127.0.0.1:4318"')
+    check_telemetry(config)
+    settings = config.opentelemetry
     if not (settings.endpoint or settings.kafka or settings.prometheus_port):
         return None
     from agents.otlp.export import build_opentelemetry
 
     return build_opentelemetry(config, origin, log)
+
+
+def check_telemetry(config: Config) -> None:
+    """Raises ConfigError for settings of [opentelemetry] that contradict each other."""
+    settings, where = config.opentelemetry, f"{config.source}: [opentelemetry]"
+    if settings.kafka and config.pipeline.transport != "kafka":
+        raise ConfigError(f'{where} kafka = true: requires [pipeline] transport = "kafka"')
+    if settings.metrics == "all" and not settings.endpoint:
+        raise ConfigError(f'{where} metrics = "all": requires an endpoint, such as "http://127.0.0.1:4318"')
 
 
 def open_receiver(
@@ -376,13 +392,14 @@ def run(
     stop: threading.Event | None = None,
     collectors: Sequence[Collector] | None = None,
     simulated: bool = False,
+    load_again: Load | None = None,
 ) -> int:
     """`fleetpulse agent`: runs until SIGTERM, SIGINT or `stop`, with `collectors` or else the configured ones.
 
+    load_again: reads the configuration after SIGHUP; the result is then reload.AGAIN if a new start is due.
     Raises ConfigError or SpoolError before it starts.
     """
-    if not config.agent.interval > 0:
-        raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: expected more than 0 s")
+    check_settings(config)
     stop = stop or Stop()
     chosen = (
         configured_collectors(config.collector, config.source, config.agent.collectors)
@@ -391,12 +408,33 @@ def run(
     )
     agent = Agent(config, chosen, simulated=simulated, systemd=SystemdNotifier())
     before = _install_handlers(lambda *_: stop.set())
+    hangup = watch_hangup(config, load_again, agent) if load_again else None
     try:
-        agent.run(stop)
+        agent.run(stop, hangup.poll if hangup else lambda: False)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 0
+    return AGAIN if hangup is not None and hangup.accepted else 0
+
+
+def check_settings(config: Config) -> None:
+    """Raises ConfigError for settings with which an agent does not start."""
+    if not config.agent.interval > 0:
+        raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: expected more than 0 s")
+    check_telemetry(config)
+
+
+def watch_hangup(config: Config, load: Load, agent: Agent) -> Reload:
+    """Returns what answers SIGHUP, with an event. load: reads the configuration and raises for a wrong one."""
+
+    def load_checked() -> Config:
+        fresh = load()
+        check_settings(fresh)
+        configured_collectors(fresh.collector, fresh.source, fresh.agent.collectors)
+        return fresh
+
+    fixed = ("site.name", "agent.node", "spool.directory")
+    return Reload("agent", config, load_checked, fixed, agent.record_reload, agent.log_configuration)
 
 
 def _install_handlers(handler: Callable[..., None]) -> dict[signal.Signals, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict
 import duckdb
 
 from pipeline.acts.board import Board
+from pipeline.incidents.audit import Outcome
 from pipeline.model.records import Caller
 from pipeline.model.topology import Topology
 from pipeline.store.backup import Source
@@ -134,7 +135,7 @@ class Backend(Protocol):
         """Adds an attempt without the right to the audit."""
         ...
 
-    def record_act(self, user: Caller, action: str, target: str) -> None:
+    def record_act(self, user: Caller, action: str, target: str, reason: str = "", outcome: Outcome = "done") -> None:
         """Adds an act that changes no incident to the audit."""
         ...
 

@@ -28,6 +28,7 @@ from pipeline.incidents.silences import load_silences
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Caller, from_iso
 from pipeline.model.roles import Role
+from pipeline.runtime.reload import ACTION
 
 SHIFT = 8 * 3600 * SECOND
 """Time of a handover without `since`. Chosen: a shift."""
@@ -70,6 +71,14 @@ class Split(Because):
     """The body of split. entities: members that become an incident of their own."""
 
     entities: list[Name] = Field(min_length=1, max_length=10_000)
+
+
+class Reloaded(Strict):
+    """The body of audit/reloads: a service read its configuration again. reason: the changed keys, or why not."""
+
+    source: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+    reason: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+    outcome: Literal["done", "refused"]
 
 
 class Verdict(Note):
@@ -385,3 +394,11 @@ def read_audit(
         state = None if mark is None else audit_marks.check_mark(cursor, mark)
         kept = {"oldest": oldest, "newest": newest, "mark": state}
         return json_response({"audit": rows, "broken": audit.check_chain(cursor), **kept})
+
+
+@people_router.post("/audit/reloads", response_model=Reloaded)
+def record_reload(request: Request, wanted: Reloaded) -> Response:
+    """Records that the caller, such as the dashboard, read its configuration again."""
+    user = cast(Caller, request.scope[USER])
+    get_context(request).backend.record_act(user, ACTION, wanted.source, wanted.reason, wanted.outcome)
+    return json_response(wanted.model_dump())

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import files
+from pipeline.config.changes import compare_configs, flatten
 from pipeline.config.sections import PREFIX, Config, load_config
 from pipeline.config.settings import build_section
-from pipeline.model.errors import UsageError
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN = ("key", "value", "from")
@@ -68,38 +67,6 @@ def show_config(config: Config, path: str | None, environ: Mapping[str, str]) ->
     return rows
 
 
-def compare_configs(here: Config, there: Config) -> Rows:
-    """Returns the keys whose values differ."""
-    first, second = dict(flatten(here)), dict(flatten(there))
-    keys = dict.fromkeys([*first, *second])
-    return [
-        {"key": key, "here": first.get(key), "there": second.get(key)}
-        for key in keys
-        if first.get(key) != second.get(key)
-    ]
-
-
-def flatten(config: Config) -> Iterator[tuple[str, Any]]:
-    """Yields (section.key, value) of all keys, in the order of the page docs/configuration.md."""
-    for section in dataclasses.fields(config):
-        if section.name != "source":
-            yield from _flatten(section.name, getattr(config, section.name))
-
-
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for one in dataclasses.fields(value):
-            yield from _flatten(f"{name}.{one.name}", getattr(value, one.name))
-    elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-        for number, part in enumerate(value):
-            yield from _flatten(f"{name}[{number}]", part)
-    elif isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from _flatten(f"{name}.{key}", below)
-    else:
-        yield name, str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
-
-
 def _is_set(table: Mapping[str, Any], key: str) -> bool:
     """Returns whether a table sets a key; one element of a list is set with the list."""
     found: Any = table
@@ -111,14 +78,3 @@ def _is_set(table: Mapping[str, Any], key: str) -> bool:
         if "[" in part:
             return True
     return True
-
-
-def list_changed_keys(before: Config, after: Config) -> list[str]:
-    """Returns the keys that a reload changes, for the audit. Raises UsageError for those that need a new process.
-
-    A reload reads the same store: another path would be another pipeline.
-    """
-    changed = [str(row["key"]) for row in compare_configs(before, after)]
-    if fixed := [key for key in changed if key in ("store.path", "site.name")]:
-        raise UsageError(f"{after.source}: {', '.join(fixed)} changed: restart the pipeline for that")
-    return changed

@@ -25,6 +25,7 @@ from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, NoAnswer, Unreachable
 from pipeline.runtime import private_files
+from pipeline.runtime.systemd import UNIT_FOLDER
 from pipeline.transport import segments
 from pipeline.transport.salvage import SegmentCheck
 
@@ -139,9 +140,14 @@ def package_names(config: Config, claims: Mapping[str, Sequence[str]] | None = N
     return Check("package names", "fail", ", ".join(sorted(set(foreign))), meaning, "make clean install")
 
 
+def _is_node() -> bool:
+    """Returns whether this installation lacks what a pipeline needs, as on a node."""
+    return importlib.util.find_spec("duckdb") is None
+
+
 def store(config: Config) -> Check:
     """Checks that the store can be opened, or that a running pipeline holds it."""
-    if importlib.util.find_spec("duckdb") is None:
+    if _is_node():
         return Check("store", "info", "the pipeline is not installed here (extra 'pipeline'); a node needs no store")
     path = config.store.path
     place = _write_obstacle(path.parent)
@@ -166,9 +172,8 @@ def spool(config: Config) -> Check:
         meaning = "the agent cannot keep telemetry until it is stored"
         return Check("spool", "fail", place, meaning, f"mkdir -p {directory} && chown $USER {directory}")
     if not directory.exists():
-        return Check(
-            "spool", "warn", f"{directory} does not exist yet", "no agent has run here so far", "fleetpulse init"
-        )
+        fix = "systemctl enable --now fleetpulse-agent" if UNIT_FOLDER.is_dir() else "fleetpulse init"
+        return Check("spool", "warn", f"{directory} does not exist yet", "no agent has run here so far", fix)
     nodes = sum(1 for entry in directory.iterdir() if entry.is_dir())
     return Check("spool", "ok", f"{directory}, {nodes} node{'' if nodes == 1 else 's'}")
 
@@ -240,7 +245,10 @@ def api(config: Config) -> Check:
         fix = "ps -o pid,stat,cmd -C fleetpulse  # T: kill -CONT PID; else restart the pipeline"
         return Check("api", "fail", str(error), meaning, fix, unreachable=True)
     except Unreachable as error:
-        return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", "fleetpulse pipeline")
+        if _is_node():
+            return Check("api", "info", "no pipeline on this host; a node needs none")
+        fix = "systemctl enable --now fleetpulse-pipeline" if UNIT_FOLDER.is_dir() else "fleetpulse pipeline"
+        return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", fix)
     if status == 200:
         return Check("api", "ok", f"{client.base_url(config)} is ready")
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
@@ -251,7 +259,7 @@ def api(config: Config) -> Check:
 
 def receivers(config: Config) -> Check | list[Check]:
     """Checks every receiver of alerts by its own health check. Sends nothing that people see."""
-    if importlib.util.find_spec("duckdb") is None:
+    if _is_node():
         return Check("receivers", "info", "the pipeline is not installed here (extra 'pipeline')")
     from pipeline.commands.notify import check_receivers  # loads the notifier
 
@@ -260,6 +268,8 @@ def receivers(config: Config) -> Check | list[Check]:
 
 def topology(config: Config) -> Check | list[Check]:
     """Reads the configured sources of the site's topology."""
+    if _is_node():
+        return Check("topology", "info", "the pipeline is not installed here (extra 'pipeline'), which reads it")
     from pipeline.commands.site_reload import list_settings  # imported here: a node has no reader of them
     from pipeline.topology.merge import merge_sources
     from pipeline.topology.site import find_faults

@@ -18,7 +18,6 @@ from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
-from pipeline.commands.reload import AGAIN, Reload
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
@@ -28,7 +27,7 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.judge import Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
-from pipeline.incidents.audit import AuditEntry, write_audit
+from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.silences import parse_matchers
 from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
@@ -36,6 +35,7 @@ from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import InboundEvent
 from pipeline.notify.routes import GROUP_PREFIX
+from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
 from pipeline.store.backup import Source
@@ -170,9 +170,9 @@ class PipelineBackend:
         if self._service.engine is not None:
             self.people.record_audit(user, action, "", reason, "refused")
 
-    def record_act(self, user: Caller, action: str, target: str) -> None:
+    def record_act(self, user: Caller, action: str, target: str, reason: str = "", outcome: Outcome = "done") -> None:
         """See `Backend.record_act`. Raises Retryable while the service starts."""
-        self.people.record_audit(user, action, target, "", "done")
+        self.people.record_audit(user, action, target, reason, outcome)
 
     @property
     def people(self) -> People:
@@ -388,7 +388,7 @@ def run(
     config: Config,
     judge: Judge,
     warm_up: Callable[[], None] = lambda: None,
-    load_again: Callable[[], Config] | None = None,
+    load_again: Load | None = None,
 ) -> int:
     """Runs the pipeline until SIGTERM or SIGINT, then stops within seconds. Returns reload.AGAIN after SIGHUP.
 
@@ -399,7 +399,7 @@ def run(
         signal.signal(number, lambda *_: stop.set())
     service = PipelineService(config, judge)
     backend = PipelineBackend(service)
-    hangup = Reload(config, load_again, lambda: backend.people, stop) if load_again else None
+    hangup = watch_hangup(config, load_again, backend, stop) if load_again else None
     watches = (ObjectivesKeeper(service), ForgeryAudit(service), BurnInWatch(service))
     rounds = (backend.propose_acts, *(watch.run for watch in watches))
     service.each_round = (*rounds, *((hangup.poll,) if hangup else ()))
@@ -419,8 +419,20 @@ def run(
         service.run(stop)
     finally:
         stop.set()
-        manager.notify_stopping()
+        again = hangup is not None and hangup.accepted
+        (manager.notify_reloading if again else manager.notify_stopping)()
         notifier.join()
         api.join()
         service.close()
-    return AGAIN if hangup is not None and hangup.accepted else 0
+    return AGAIN if again else 0
+
+
+def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Stop) -> Reload:
+    """Returns what answers SIGHUP: with a row of the audit, and the end of the loop if the change is accepted."""
+
+    def record(outcome: Outcome, reason: str) -> None:
+        backend.people.record_audit(Caller("SIGHUP"), ACTION, config.source, reason, outcome)
+        if outcome == "done":
+            stop.set()
+
+    return Reload("pipeline", config, load, ("store.path", "site.name"), record, log.warning)

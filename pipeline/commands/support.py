@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import read_version
-from pipeline.commands.configuration import flatten
+from pipeline.config.changes import flatten
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, UsageError

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -67,8 +68,12 @@ class SystemdNotifier:
             threading.Thread(target=look, name="watchdog", daemon=True).start()
 
     def notify_stopping(self) -> None:
-        """Reports that the service is about to end."""
+        """Reports that the service is about to end: one that goes on is killed after the unit's TimeoutStopSec."""
         self._send("STOPPING=1")
+
+    def notify_reloading(self) -> None:
+        """Reports that the process starts again by itself; `notify_ready` ends that."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def close(self) -> None:
         """Closes the socket; may be called twice."""

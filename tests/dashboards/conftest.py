@@ -335,6 +335,8 @@ class Api:
             return self._handle_mute(path, body)
         if path.startswith(("silences", "maintenance")):
             return self._handle_silence(path, body)
+        if path == "audit/reloads":
+            return 200, json.dumps(body).encode()
         _, identity, act = path.split("/")
         found = self.incidents[identity]
         state = {"acknowledge": "acknowledged", "resolve": "resolved", "reopen": "open"}.get(act)

@@ -18,6 +18,7 @@ import pytest
 from dashboards import serve
 from pipeline.config.sections import Api, Config, Dashboard
 from pipeline.model.errors import Refused, UsageError
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -112,3 +113,42 @@ def test_streamlit_sends_no_statistics_and_skips_garbage_collection_after_each_r
 def test_an_unreadable_token_file_is_an_error_before_serving(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="token_file"):
         serve.run(Config(dashboard=Dashboard(port=free_port(), token_file=tmp_path / "absent")))
+
+
+RELOADED = """
+import sys
+from dashboards import serve
+from pipeline.config.sections import load_config
+from pipeline.runtime import reload
+code = serve.run(load_config(sys.argv[1]), lambda: load_config(sys.argv[1]))
+reload.start_again() if code == reload.AGAIN else sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_sighup_reads_the_configuration_again_with_a_row_of_the_audit(api: Any, tmp_path: Path) -> None:
+    """In the same process; a wrong file changes nothing. Without an answer of the API, the log says so."""
+    port, file, said = free_port(), tmp_path / "fleetpulse.toml", tmp_path / "log"
+    base = f'[dashboard]\nport = {port}\napi_url = "{api.url}"\n'
+    file.write_text(base)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        said.open("w") as log,
+        subprocess.Popen([sys.executable, "-c", RELOADED, str(file)], env=environ, stderr=log) as process,
+    ):
+        try:
+            until(lambda: is_healthy(port), 60)
+            file.write_text(base + "connection = 3\n")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "not reloaded, nothing changed" in said.read_text())
+            file.write_text(base + "connections = 30\n")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: said.read_text().count("dashboard: http://") == 2)
+            until(lambda: is_healthy(port), 60)
+        finally:
+            process.terminate()
+            assert process.wait(10) == 0
+    rows = [(body["outcome"], body["reason"]) for path, body in api.posted if path == "audit/reloads"]
+    assert rows[1] == ("done", "dashboard.connections")
+    assert rows[0][0] == "refused"
+    assert "did you mean 'connections'?" in rows[0][1]

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from pipeline.commands.arguments import build_parser
-from pipeline.commands.configuration import list_changed_keys, run_config
+from pipeline.commands.configuration import run_config
 from pipeline.config import files
+from pipeline.config.changes import list_changed_keys
 from pipeline.config.sections import load_config
 from pipeline.model.errors import ConfigError, UsageError
 from tests.until import until
@@ -149,7 +150,7 @@ def test_a_reload_cannot_move_the_store(main: Path, tmp_path: Path) -> None:
     before = load_config(main)
     drop_in(main, "50.toml", f'[store]\npath = "{tmp_path}/other.duckdb"\n')
     with pytest.raises(UsageError, match=r"store.path changed: restart"):
-        list_changed_keys(before, load_config(main))
+        list_changed_keys(before, load_config(main), ["store.path"], "pipeline")
 
 
 @pytest.mark.slow
@@ -165,10 +166,10 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
         try:
             until(lambda: "fleetpulse pipeline: store" in log.read_text(), 90)
             main.write_text(base + "[budget]\ndayz = 3\n")
-            until(lambda: _hang_up(pipeline) and "not reloaded, nothing changed" in log.read_text(), 90)
+            until(lambda: _hang_up(pipeline) and "not reloaded, nothing changed" in log.read_text(), 300)
             main.write_text(base + "[budget]\ndays = 3\n")
             pipeline.send_signal(signal.SIGHUP)
-            until(lambda: log.read_text().count("fleetpulse pipeline: store") == 2, 90)
+            until(lambda: log.read_text().count("fleetpulse pipeline: store") == 2, 300)
             assert pipeline.poll() is None
         finally:
             pipeline.terminate()

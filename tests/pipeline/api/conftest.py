@@ -122,8 +122,8 @@ class StoreBackend:
     def record_refusal(self, user, action: str, reason: str) -> None:
         self.refused.append((str(user), action, reason))
 
-    def record_act(self, user, action: str, target: str) -> None:
-        self.refused.append((str(user), action, target))
+    def record_act(self, user, action: str, target: str, reason: str = "", outcome: str = "done") -> None:
+        self.refused.append((str(user), action, target, *((reason, outcome) if reason else ())))
 
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         check_mute(detector, scope, seconds, reason, ("straggler",))

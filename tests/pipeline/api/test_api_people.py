@@ -219,3 +219,11 @@ def test_tokens_with_roles_are_enough_beyond_loopback_and_a_damaged_file_is_name
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"s\.tokens: cannot be read"):
         tokens.read_tokens(Api(host="0.0.0.0"), roles=path)
+
+
+def test_a_reload_of_another_service_is_a_row_of_the_audit(site, call):
+    body = {"source": "/etc/fleetpulse/fleetpulse.toml", "reason": "dashboard.port", "outcome": "done"}
+    assert call("POST", "/audit/reloads", body).status_code == 200
+    (row,) = call("GET", "/audit?target=/etc/fleetpulse/fleetpulse.toml").json()["audit"]
+    assert (row["action"], row["reason"], row["outcome"]) == ("reload configuration", "dashboard.port", "done")
+    assert call("POST", "/audit/reloads", {**body, "outcome": "perhaps"}).status_code == 400

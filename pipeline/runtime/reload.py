@@ -1,0 +1,82 @@
+"""SIGHUP: a service reads its configuration again, and if it is valid restarts in the same process.
+
+Nothing is lost: it is the stop and start of `systemctl restart`, which keep all state, without a new process, and only
+after the configuration was found valid and the change is recorded: in the audit, by an agent as an event.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal, NoReturn
+
+from pipeline.config.changes import list_changed_keys
+from pipeline.config.sections import Config
+from pipeline.model.errors import FleetpulseError
+
+AGAIN = -1
+"""Result of a service that was asked to start again: no exit code of a process."""
+ACTION = "reload configuration"
+"""What the audit calls it."""
+Outcome = Literal["done", "refused"]
+Load = Callable[[], Config]
+"""Reads the configuration and checks what a start would. Raises FleetpulseError."""
+_SHOWN = 10  # keys that are named in a record
+
+
+class Reload:
+    """Answers SIGHUP. `poll` is called by the loop; a wrong configuration changes nothing. For the main thread.
+
+    record: gets outcome and reason (the changed keys, or why it was refused).   log: gets one line per SIGHUP.
+    fixed: keys that need a restart.   accepted: whether the loop was stopped to start again.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        config: Config,
+        load: Load,
+        fixed: Sequence[str],
+        record: Callable[[Outcome, str], object],
+        log: Callable[[str], object],
+    ) -> None:
+        self._service, self._config, self._load, self._fixed = service, config, load, fixed
+        self._record, self._log = record, log
+        self._asked = False
+        self.accepted = False
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGHUP, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+    def poll(self) -> bool:
+        """Reads the configuration if that was asked for. Returns whether the service must close and start again."""
+        if not self._asked or self.accepted:
+            return self.accepted
+        self._asked = False
+        try:
+            changed = list_changed_keys(self._config, self._load(), self._fixed, self._service)
+        except FleetpulseError as error:
+            self._log(f"configuration not reloaded, nothing changed: {error}")
+            self._record("refused", str(error))
+            return False
+        if not changed:
+            self._log("configuration reloaded: nothing changed")
+            return False
+        more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        keys = ", ".join(changed[:_SHOWN]) + more
+        self._record("done", keys)
+        self._log(f"configuration reloaded: {keys}; starting again")
+        self.accepted = True
+        return True
+
+
+def start_again() -> NoReturn:
+    """Replaces this process, which has closed everything, by a new start of the same command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, sys.orig_argv)

@@ -1,0 +1,118 @@
+"""SIGHUP makes a running agent read its configuration again: an event says what came of it, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.model.records import EVENTS, TELEMETRY
+from pipeline.transport import wire
+from tests.agents.conftest import Drained
+from tests.agents.ticks import split_ticks
+from tests.until import until
+
+ROOT = Path(__file__).parents[2]
+BASE = '[agent]\nnode = "n1"\ncollectors = ["host"]\ninterval = 0.2\n[spool]\ndirectory = "{spool}"\n'
+
+
+class Running:
+    """`fleetpulse agent` as a process, with its log, its file of configuration and its messages to systemd."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spool, self.file, self.log = folder / "spool", folder / "fleetpulse.toml", folder / "log"
+        self.base = BASE.format(spool=self.spool)
+        self.file.write_text(self.base)
+        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.manager.bind(str(folder / "notify"))
+        words = [sys.executable, str(ROOT / "fleetpulse.py"), "agent", "--config", str(self.file)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(folder / "notify")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(words, stderr=log, env=environ)
+        self.wait_for("collector host")
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        until(lambda: self.log.read_text().count(text) >= times or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
+
+    def read_notifications(self) -> list[str]:
+        found = []
+        while True:
+            try:
+                found.append(self.manager.recv(4096).decode().partition("=")[0])
+            except BlockingIOError:
+                return found
+
+    def reload(self, text: str) -> None:
+        self.file.write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    agent = Running(tmp_path)
+    yield agent
+    agent.process.kill()
+    agent.process.wait()
+    agent.manager.close()
+
+
+def read_reloads(drained: Drained) -> list[dict[str, Any]]:
+    batches = [wire.decode_events(m.value) for m in drained[0] if m.partition.topic == EVENTS]
+    return [dict(event.data) for batch in batches for event in batch.events if event.kind == "configuration"]
+
+
+def test_a_reload_is_a_new_start_in_the_same_process_with_an_event_and_without_a_gap(
+    running: Running, drain: Callable[[Path], Drained]
+) -> None:
+    running.reload(running.base.replace("interval = 0.2", "interval = 0.1"))
+    running.wait_for("started, every 0.1 s")
+    running.process.terminate()
+    assert running.process.wait(10) == 0  # the same process ended, so it went on
+    messages, gaps = drain(running.spool)
+    assert gaps == []
+    assert read_reloads((messages, gaps)) == [{"outcome": "done", "reason": "agent.interval"}]
+    batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
+    times = [tick.times[0] for batch in batches for tick in split_ticks([batch])]
+    assert times == sorted(times)
+    sent = [line for line in running.read_notifications() if line in ("READY", "RELOADING", "STOPPING")]
+    assert sent == ["READY", "RELOADING", "READY", "STOPPING"]  # STOPPING before the end would have systemd kill it
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("interval = 0.2", "intervall = 1"), "did you mean 'interval'?"),
+        (('node = "n1"', 'node = "n2"'), "agent.node changed: restart the agent for that"),
+        (('["host"]', '["hots"]'), "hots"),
+        (("interval = 0.2", "interval = 0"), "expected seconds, above 0"),
+    ],
+    ids=["an unknown key", "another name", "an unknown collector", "no interval"],
+)
+def test_a_wrong_configuration_changes_nothing_and_is_an_event(
+    running: Running, drain: Callable[[Path], Drained], change: tuple[str, str], why: str
+) -> None:
+    running.reload(running.base.replace(*change))
+    running.wait_for("not reloaded, nothing changed")
+    running.process.terminate()
+    assert running.process.wait(10) == 0
+    assert running.log.read_text().count("started, every 0.2 s") == 1
+    (event,) = read_reloads(drain(running.spool))
+    assert event["outcome"] == "refused"
+    assert why in event["reason"]
+
+
+def test_an_unchanged_configuration_restarts_nothing(running: Running, drain: Callable[[Path], Drained]) -> None:
+    running.reload(running.base)
+    running.wait_for("configuration reloaded: nothing changed")
+    running.process.terminate()
+    assert running.process.wait(10) == 0
+    assert running.log.read_text().count("started, every") == 1
+    assert read_reloads(drain(running.spool)) == []
