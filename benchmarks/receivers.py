@@ -126,8 +126,15 @@ def outage(seconds: int) -> None:
         print(
             f"away {seconds:6d} s: {count} messages; first {after[0]:.1f} s after it was back (a probe), last "
             f"{after[-1]:.1f} s, {after[-1] - after[0]:.1f} s after the first; "
-            f"pages oldest first: {pages == sorted(pages)}"
+            f"pages at most {count_places(pages)} places from oldest first"
         )
+
+
+def count_places(found: list[str]) -> int:
+    """Returns the most places by which one is away from its place in order; 0: all are in order. A receiver that is
+    slow gets several messages at a time, which may overtake each other."""
+    place = {value: number for number, value in enumerate(sorted(found))}
+    return max((abs(number - place[value]) for number, value in enumerate(found)), default=0)
 
 
 def due(protocol: str) -> None:

@@ -19,6 +19,8 @@ log = logging.getLogger("fleetpulse.advice")
 SHIPPED = Path(__file__).with_name("advice.toml")
 KEYS = frozenset({"advice", "runbook"})
 SECTIONS = ("detector", "cause")
+NOT_OF_CAUSE = frozenset({"alert_storm"})
+"""Detectors whose cause says only where they are: a storm is of a site, which need not be affected as a whole."""
 Table = dict[str, dict[str, dict[str, str]]]
 
 
@@ -34,7 +36,8 @@ class AdviceBook:
     def find(self, detector: str, cause: str) -> dict[str, str | None]:
         """Returns `advice` (that of the detector, then that of the kind of cause) and `runbook_url`."""
         self._refresh()
-        of_detector, of_cause = self._merged("detector", detector), self._merged("cause", kind_of(cause))
+        of_detector = self._merged("detector", detector)
+        of_cause = {} if detector in NOT_OF_CAUSE else self._merged("cause", kind_of(cause))
         texts = [text for text in (of_cause.get("advice"), of_detector.get("advice")) if text]
         runbook = of_detector.get("runbook") or of_cause.get("runbook") or self._pages
         return {"advice": " ".join(texts) or None, "runbook_url": runbook or None}

@@ -9,13 +9,14 @@ after it: the newest row is the state, so that a restart continues from the stor
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import Incidents
 from pipeline.incidents.cases import QUIET_END, Change, ChangeKind, derive_id
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD
-from pipeline.incidents.silences import Silence, collect_labels, find_matching
+from pipeline.incidents.silences import Silence, alert_name, collect_labels, find_matching
 from pipeline.model.errors import Refused
 from pipeline.model.records import SECOND, Incident, Life
 from pipeline.model.topology import Topology, kind_of
@@ -42,6 +43,12 @@ def show(incident: Incident, life: Life) -> Incident:
 def unacknowledge(life: Life) -> Life:
     """Returns the life without its acknowledgement."""
     return replace(life, acknowledged_by="", acknowledged_until=None)
+
+
+def name_most(pages: Sequence[Incident]) -> str:
+    """Returns the alert that half or more of the pages of a storm have, for its title; empty if none does."""
+    name, number = Counter(alert_name(page.detector) for page in pages).most_common(1)[0]
+    return f", {'all' if number == len(pages) else 'mostly'} {name}" if 2 * number >= len(pages) else ""
 
 
 @dataclass
@@ -252,7 +259,7 @@ class LifeBook:
             opened=now if before is None else before.opened,
             onset=min(i.onset for i in pages),
             severity="page",
-            summary=f"Alert storm: {count} pages beyond {self.rules.storm_pages} in {self.rules.storm_minutes:g} min",
+            summary=f"Alert storm: {count} more page{'s' * (count > 1)}{name_most(pages)}",
             detector=STORM,
             entity=where,
             members=tuple(dict.fromkeys(i.cause for i in pages)),

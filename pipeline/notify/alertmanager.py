@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from pipeline.incidents.cases import REPEATED, Change
 from pipeline.incidents.ledger import Payload
+from pipeline.incidents.life import STORM
 from pipeline.incidents.silences import SEVERITY, alert_name
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident, iso
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import Endpoint
@@ -169,15 +171,20 @@ def _common_items(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _describe(incident: Incident) -> str:
+    """Returns since when, the suspected cause and what is affected, in the words of titles."""
+    since, named = f"{iso(incident.onset)[:19]}Z", _list_members(incident.members)
+    if incident.detector == STORM:
+        return f"Further pages since {since} are listed on this incident, not sent one by one. Causes: {named}"
     number = len(incident.members)
-    since = f"{number} {'entity' if number == 1 else 'entities'} affected since {iso(incident.onset)}"
-    return f"{since}, suspected cause {incident.cause}: {_list_members(incident.members)}"
+    affected = f"{number} {'entity' if number == 1 else 'entities'} affected since {since}"
+    cause = "" if incident.members == (incident.cause,) else f", suspected cause {entity_name(incident.cause)}"
+    return f"{affected}{cause}: {named}"
 
 
 def _list_members(members: Sequence[str], most: int = 10) -> str:
     """Returns the first members, and the number of the others."""
     rest = len(members) - most
-    return ", ".join(members[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(entity_name, members[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
 EXTENSION = "fleetpulse"

@@ -35,6 +35,12 @@ def test_a_site_replaces_single_keys_and_a_change_counts_without_a_restart(tmp_p
     assert book.find("of_a_site", "gpu:n1.0")["advice"] is None
 
 
+def test_a_storm_is_not_advised_as_a_fault_of_its_whole_site():
+    found = AdviceBook(None).find("alert_storm", "site:fra1")["advice"]
+    assert found.startswith("Look for one cause")
+    assert AdviceBook(None).find("telemetry_site", "site:fra1")["advice"].startswith("A whole site is affected")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [("[detector", "is not TOML"), ("[link]\na = 1", r"\[link\]: expected"), ("[detector.xid]\nhelp = 'x'", "help")],

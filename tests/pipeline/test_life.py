@@ -252,7 +252,10 @@ def test_pages_after_the_twentieth_in_ten_minutes_are_one_storm_page(tmp_path):
     assert set(fired[20:]) == {storm.id}
     assert list(storm.life.represents) == later
     assert {site.shown()[i].life.inhibited_by for i in later} == {(storm.id,)}
-    assert "15 pages beyond 20 in 10 min" in storm.summary
+    assert storm.summary == "Alert storm: 15 more pages, all Hot"
+    storm_alert = site.bodies()[-1]["alerts"][0]["annotations"]
+    assert storm_alert["description"].startswith("Further pages since 2026-")
+    assert "host:x0, host:x1" in storm_alert["description"]
     assert site.bodies()[20]["alerts"][0]["labels"]["alertname"] == "AlertStorm"
     site.restart()
     site.people.acknowledge(storm.id, ANN, "the whole hall")

@@ -132,7 +132,7 @@ def test_new_members_alone_send_nothing() -> None:
 
 def test_a_long_list_of_members_is_truncated_and_counted() -> None:
     (body,) = alerts_of(change("opened", incident(members=tuple(f"gpu:n1.{i}" for i in range(500)))))
-    assert body["alerts"][0]["annotations"]["description"].endswith("gpu:n1.9 and 490 more")
+    assert body["alerts"][0]["annotations"]["description"].endswith("GPU 9 of n1 and 490 more")
 
 
 def test_all_values_of_labels_and_annotations_are_text() -> None:

@@ -311,6 +311,17 @@ def test_slack_edits_one_message_and_adds_changes_to_its_thread(service: Service
     assert replies == ["Acknowledged by ada: on it", "Resolved: no findings"]
 
 
+def test_a_reply_in_slack_says_what_happened_and_a_mere_update_only_edits(service: Service, secret: Secret) -> None:
+    one = build_receiver(slack(service, secret))[0]
+    reference = one.send(message(), CALL).reference
+    one.send(message("update", reference=reference, event="updated"), CALL)
+    one.send(message(reference=reference, event="worsened"), CALL)
+    one.send(message("update", reference=reference, event="updated", actor="ada", comment="both ends"), CALL)
+    assert len(service.bodies("/slack/chat.update")) == 3
+    replies = [b["text"] for b in service.bodies("/slack/chat.post") if "thread_ts" in b]
+    assert replies == ["Worsened: Port m of n0: 1 flap", "Updated by ada: both ends"]
+
+
 def test_slack_posts_a_new_message_where_the_old_one_was_deleted(service: Service, secret: Secret) -> None:
     one = build_receiver(slack(service, secret))[0]
     result = one.send(message("resolved", reference="C0123456789:1.1"), CALL)

@@ -276,11 +276,16 @@ def make_lines(message: Message) -> list[str]:
 
 def describe_change(message: Message) -> list[str]:
     """Returns who changed the incident and what they wrote; empty for changes by the pipeline without a comment."""
-    event, actor, comment = message.event, message.change.get("actor", ""), message.change.get("comment", "")
+    actor, comment = message.change.get("actor", ""), message.change.get("comment", "")
     by = f" by {actor}" if actor and actor != PIPELINE else ""
     if not by and not comment:
         return []
-    return [f"{event.replace('_', ' ').capitalize()}{by}{f': {comment}' if comment else ''}"]
+    return [f"{name_event(message)}{by}{f': {comment}' if comment else ''}"]
+
+
+def name_event(message: Message) -> str:
+    """Returns what happened as the first words of a sentence: `Acknowledged`, `Worsened`."""
+    return message.event.replace("_", " ").capitalize()
 
 
 PIPELINE = "fleetpulse"

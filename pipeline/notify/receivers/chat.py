@@ -23,6 +23,7 @@ from pipeline.notify.receivers import (
     make_lines,
     make_template,
     make_title,
+    name_event,
     read_secret,
     render_text,
 )
@@ -109,6 +110,8 @@ class SlackEndpoint(ChatEndpoint):
                 return self._post(message, shown, call)
             if edited.outcome != "delivered":
                 return edited
+            if message.event == "updated" and not describe_change(message):
+                return edited  # the message above shows it; a reply would add no word
             return self._reply(message, channel, time, call)
         except ConfigError as error:  # a secret that was readable at the start
             return PostResult("retry", str(error))
@@ -130,7 +133,7 @@ class SlackEndpoint(ChatEndpoint):
 
     def _reply(self, message: Message, channel: str, time: str, call: Call) -> PostResult:
         """Adds what changed to the thread of the message."""
-        lines = describe_change(message) or [message.event.replace("_", " ").capitalize()]
+        lines = describe_change(message) or [f"{name_event(message)}: {make_title(message)}"]
         text = escape_slack(cut("\n".join(lines), MAX_SECTION))
         reply = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
         result = _classify_slack(self._call("chat.postMessage", reply, call))
