@@ -7,24 +7,25 @@ The prolog and epilog are ours (deploy/slurm). Needs root and Debian's slurmctld
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.daemons import DaemonCluster, Daemons, free_ports
+from tests.until import until
 
 HOOKS = Path(__file__).parents[1] / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
 GPUS = 4
 READY_S, STOP_S = 30.0, 15.0
 """Chosen: three nodes are idle after 2 s; with a busy machine ten times as long."""
+REGISTER_S = 90.0
+"""How long nodes may take to register at a slurmctld that was started again (s). Chosen: they do at a third of
+SlurmdTimeout, and a busy machine takes four times as long."""
 CONF = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
@@ -77,15 +78,15 @@ GHOSTS = "ghost[003-008]"
 """Nodes that no slurmd serves, in a cluster with a topology."""
 
 
-@contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Waits while another test of this machine runs a Slurm whose controller it kills.
+def save_state(run: Callable[..., str], node: str, state: Path) -> None:
+    """Waits until slurmctld has written all changes so far to its folder `state`; a dying one loses the others.
 
-    Two of them beside each other failed, and each passes by itself; why is not known.
+    It writes nodes only when one has changed, so this changes one.
     """
-    with open(Path(tempfile.gettempdir()) / "fleetpulse-slurm.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    file = state / "node_state"
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    run("scontrol", "update", f"NodeName={node}", f"Comment={time.monotonic_ns()}")
+    until(lambda: file.exists() and file.stat().st_mtime_ns > before, REGISTER_S)
 
 
 class Cluster(DaemonCluster):
@@ -135,10 +136,14 @@ class Cluster(DaemonCluster):
         """Kills slurmctld."""
         self._daemons.kill("slurmctld")
 
+    def save_state(self) -> None:
+        """Waits until slurmctld has written all changes so far; it loses the others when it is killed."""
+        save_state(self.run, self.nodes[0], self.folder / "state")
+
     def start_controller(self) -> None:
         """Starts slurmctld again with its state, and waits until it answers."""
         self._spawn("slurmctld", "slurmctld", "-D")
-        self._daemons.wait("slurmctld", self._has_all_nodes)
+        self._daemons.wait("slurmctld", self._has_all_nodes, REGISTER_S)
 
     def _has_all_nodes(self) -> bool:
         """Whether slurmctld answers and every node has registered; a node that has not cannot be resumed."""

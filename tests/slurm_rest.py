@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.daemons import DaemonCluster, Daemons, free_ports
-from tests.slurm_cluster import SlurmError
+from tests.slurm_cluster import REGISTER_S, SlurmError, save_state
 
 ROOT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "slurm" / "trixie"
 GPUS = 4
@@ -91,10 +91,14 @@ class RestCluster(DaemonCluster):
         """Kills slurmctld; slurmrestd stays."""
         self._daemons.kill("slurmctld")
 
+    def save_state(self) -> None:
+        """Waits until slurmctld has written all changes so far; it loses the others when it is killed."""
+        save_state(self.run, self.nodes[0], self.folder / "state")
+
     def start_controller(self) -> None:
         """Starts slurmctld again with its state, and waits until all nodes that live have registered."""
         self._spawn("slurmctld", ("slurmctld", "-D"))
-        self._daemons.wait("slurmctld", self._has_all_nodes)
+        self._daemons.wait("slurmctld", self._has_all_nodes, REGISTER_S)
 
     def _has_all_nodes(self) -> bool:
         done = subprocess.run(self._words(("sinfo", "-h", "-N", "-o", "%N %T")), capture_output=True, text=True)

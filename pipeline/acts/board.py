@@ -236,8 +236,9 @@ class Board:
                 raise Refused(f"executor {who}: {other} is at work, until it has been quiet for {LEASE_S:g} s")
             self._lease = (who, instance), now + round(LEASE_S * SECOND)
             self.expire_due()
-            acts = reversed(self.list_acts(only_open=True))
-            jobs = [(job, act) for act in acts if (job := _next_job(act)) is not None]
+            acts = self.list_acts(only_open=True)
+            leaving = {t for act in acts if _is_releasing(act) for t in act.targets}
+            jobs = [(job, act) for act in reversed(acts) if (job := _next_job(act, leaving)) is not None]
             return [Work(job, act, self._collect_facts(act) if job == "plan" else Facts()) for job, act in jobs]
 
     def collect_facts(self, id_: str) -> Facts:
@@ -310,7 +311,7 @@ class Board:
                 left = set(result.get("held", ()))
                 moved = replace(moved, released=tuple(t for t in act.targets if t not in left))
             done = self._save(moved, who, f"{state} act", comment)
-            if done.verb == "release" and state == "executed" and done.mode == "on":
+            if done.verb == "release" and state == "verified" and done.mode == "on":
                 self._end_holds(done, who, now)
             if state in breaker.FAILED:
                 self._open_breaker_if_due()
@@ -380,9 +381,19 @@ def _list_wishes(act: Act) -> tuple[Any, ...]:
     return act.verb, act.targets, dict(act.params), act.when, act.requested_by
 
 
-def _next_job(act: Act) -> Job | None:
-    """Returns what the executor has to do with an act; None while people have to."""
+def _is_releasing(act: Act) -> bool:
+    """Returns whether a release is at work: until it is verified or failed its nodes are still held."""
+    return act.verb == "release" and act.mode == "on" and act.state in ("executing", "executed", "verifying")
+
+
+def _next_job(act: Act, leaving: set[str]) -> Job | None:
+    """Returns what the executor has to do with an act; None while people have to.
+
+    leaving: targets of releases at work. Their holds are not watched: that the mark is gone is no person's undo.
+    """
     if act.state == "executed" and act.mode == "dry-run":
+        return None
+    if act.state in ("verified", "failed") and not leaving.isdisjoint(act.held):
         return None
     jobs: Mapping[str, Job] = {
         "proposed": "plan",

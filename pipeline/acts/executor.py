@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pipeline.acts.act import Act, GuardResult, JobHit, Plan
@@ -61,6 +62,8 @@ class Executor:
         self._seen: SchedulerState | None = None
         self.waiting: set[str] = set()
         """Acts whose programs go on."""
+        self._shown_since: dict[str, int] = {}
+        """Since when the scheduler shows the effect of an act that is not verified yet (UTC us)."""
 
     def run_once(self, only_waiting: bool = False) -> int:
         """Does what there is to do; returns how many acts it worked on. Raises Unreachable without the board.
@@ -145,8 +148,9 @@ class Executor:
             said = "interrupted while it ran; whether it was done is unknown: look at the node"
             self.board.report(act.id, "failed", self.name, {"reason": said})
             return
-        fresh = self._plan(act, self.board.collect_facts(act.id), world)
-        if new := _newly_failing(act, fresh):
+        left = _list_unreleased(act, world, adapter)
+        fresh = self._plan(replace(act, targets=left), self.board.collect_facts(act.id), world) if left else None
+        if fresh is not None and (new := _newly_failing(act, fresh)):
             held = [t for t in act.targets if _carries(world, t, act.mark)]
             said = f"interrupted, and not continued: {'; '.join(new)}"
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
@@ -204,14 +208,27 @@ class Executor:
         for target in act.targets:
             node = world.nodes.get(target.partition(":")[2])
             seen[target] = None if node is None else adapter.find_effect(act, node)
-        if all(seen.values()):
+        if self._is_lasting(act.id, all(seen.values()), adapter.saved_after_s):
             shown = {t: _show(world.nodes[t.partition(":")[2]]) for t in act.targets}
             self.board.report(act.id, "verified", self.name, {"after": shown})
+        elif all(seen.values()):
+            return
         elif self.clock() - act.updated > self.config.verify_minutes * 60 * SECOND:
             missing = ", ".join(t for t, found in seen.items() if not found)
             held = [t for t in act.targets if _carries(world, t, act.mark)]
             said = f"the scheduler shows no effect on {missing}"
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
+
+    def _is_lasting(self, id_: str, shown: bool, seconds: float) -> bool:
+        """Returns whether the scheduler has shown an effect for so long that it no longer loses it in a crash."""
+        if not shown:
+            self._shown_since.pop(id_, None)
+            return False
+        now = self.clock()
+        if now - self._shown_since.setdefault(id_, now) < seconds * SECOND:
+            return False
+        self._shown_since.pop(id_)
+        return True
 
     def _watch(self, act: Act) -> None:
         """Looks whether the held nodes still carry our mark; if not, a person has undone it, and it stays undone."""
@@ -247,6 +264,14 @@ def _newly_failing(act: Act, fresh: Plan) -> list[str]:
     known = {guard.name for guard in act.plan.failing} if act.plan is not None else set()
     failing = [guard for guard in fresh.failing if guard.name not in known]
     return [f"guard {guard.name} fails now: {guard.now}, limit {guard.limit}" for guard in failing]
+
+
+def _list_unreleased(act: Act, world: SchedulerState, adapter: Adapter) -> tuple[str, ...]:
+    """Returns the targets for which the guards are evaluated again: of a release those that still carry the mark."""
+    if act.verb != "release":
+        return act.targets
+    nodes = {target: world.nodes.get(target.partition(":")[2]) for target in act.targets}
+    return tuple(t for t, node in nodes.items() if node is None or not adapter.find_effect(act, node))
 
 
 def _carries(world: SchedulerState, target: str, mark: str) -> bool:

@@ -59,6 +59,7 @@ class Lab:
     """A real scheduler. show: how it shows a node.  more: lines of the executor's configuration.
 
     take_out, give_back: what another administrator does with its own commands.   stop, start: of its controller.
+    save: waits until it would not lose a change in a crash.
     dead: a node whose daemon was killed, under a job on all nodes; "" if there is none.
     """
 
@@ -71,6 +72,7 @@ class Lab:
     give_back: Callable[[str], object]
     stop: Callable[[], None]
     start: Callable[[], None]
+    save: Callable[[], None] = lambda: None
     environ: Mapping[str, str] = field(default_factory=dict)
     dead: str = ""
 
@@ -80,7 +82,7 @@ def slurm_lab(folder: Path) -> Iterator[Lab]:
     """Slurm 22.05 of Debian 12, by its commands."""
     if reason := slurm_cluster.missing():
         do_without("slurm", reason)
-    with slurm_cluster.one_at_a_time(), slurm_cluster.Cluster(folder, 2) as cluster:
+    with slurm_cluster.Cluster(folder, 2) as cluster:
         conf = f"{cluster.folder}/slurm.conf"
         os.environ["SLURM_CONF"] = conf
         yield Lab(
@@ -91,6 +93,7 @@ def slurm_lab(folder: Path) -> Iterator[Lab]:
             *_slurm_commands(cluster.run),
             cluster.kill_controller,
             cluster.start_controller,
+            cluster.save_state,
             {"SLURM_CONF": conf},
         )
 
@@ -100,7 +103,7 @@ def slurmrestd_lab(folder: Path) -> Iterator[Lab]:
     """Slurm 24.11 of Debian 13, by slurmrestd."""
     if reason := slurm_rest.missing():
         do_without("slurmrestd", reason)
-    with slurm_cluster.one_at_a_time(), slurm_rest.RestCluster() as cluster:
+    with slurm_rest.RestCluster() as cluster:
         token = folder / "slurm.token"
         token.write_text(cluster.token(3600))
         yield Lab(
@@ -111,6 +114,7 @@ def slurmrestd_lab(folder: Path) -> Iterator[Lab]:
             *_slurm_commands(cluster.run),
             cluster.kill_controller,
             cluster.start_controller,
+            cluster.save_state,
         )
 
 
@@ -120,7 +124,7 @@ def slurm_24_lab(folder: Path) -> Iterator[Lab]:
     del folder
     if reason := slurm_rest.missing():
         do_without("slurm 24.11", reason)
-    with slurm_cluster.one_at_a_time(), slurm_rest.RestCluster(nodes=NODES) as cluster:
+    with slurm_rest.RestCluster(nodes=NODES) as cluster:
         job = ("sbatch", "--parsable", "--no-kill", "--output=/dev/null", f"--nodes={NODES}", "--gpus-per-node=4")
         id_ = cluster.run(*job, "--wrap=sleep 3600").strip()
         until(lambda: cluster.run("squeue", "-h", "-j", id_, "-o", "%T").strip() == "RUNNING", 60)
@@ -139,6 +143,7 @@ def slurm_24_lab(folder: Path) -> Iterator[Lab]:
             *_slurm_commands(cluster.run),
             cluster.kill_controller,
             cluster.start_controller,
+            cluster.save_state,
             dead=dead,
         )
 
@@ -341,6 +346,7 @@ class Play:
 
     def play_dead_scheduler(self) -> Scene:
         first, second = self.lab.nodes[:2]
+        self.lab.save()  # what others changed in earlier scenes
         act = self.propose("hold", first, second)
         self.approve(act)
         carry_out = self.adapter.carry_out

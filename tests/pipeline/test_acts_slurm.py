@@ -25,7 +25,7 @@ LOOSE = ActLimits(rack_nodes=8, fleet_share=0.5, ceiling_share=0.75, two_people_
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
-    with slurm_cluster.one_at_a_time(), slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"), 4) as made:
+    with slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"), 4) as made:
         yield made
 
 
@@ -116,15 +116,20 @@ def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_
     assert steps[-1] == ("cancelled", "executor")
 
 
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "lost"])
 def test_a_controller_that_dies_in_mid_act_is_waited_for_and_read_first(
-    site: Site, cluster: slurm_cluster.Cluster
+    site: Site, cluster: slurm_cluster.Cluster, saved: bool
 ) -> None:
+    """It loses what it had not written, such as the drain of the first node: that is then done again."""
+    cluster.save_state()
     act = site.propose("hold", "gpu003", "gpu004")
     site.approve(act, BOB)
     carry_out = site.slurm.carry_out
 
     def kill_after_the_first(act_: Act, node: object) -> object:
         done = carry_out(act_, node)  # type: ignore[arg-type]
+        if saved:
+            cluster.save_state()
         cluster.kill_controller()
         return done
 
@@ -137,6 +142,32 @@ def test_a_controller_that_dies_in_mid_act_is_waited_for_and_read_first(
     commands = [step["state"] for step in site.board.describe(act.id)["history"]]
     assert commands.count("executed") == 1
     assert all("DRAIN" in cluster.run("scontrol", "-o", "show", "node", n) for n in ("gpu003", "gpu004"))
+
+
+def test_what_a_dying_controller_may_lose_is_not_verified(site: Site, cluster: slurm_cluster.Cluster) -> None:
+    cluster.save_state()
+    hold = site.propose("hold", "gpu003")
+    site.approve(hold)
+    site.run(2)
+    assert site.state(hold) == "verifying"
+    assert "DRAIN" in cluster.run("scontrol", "-o", "show", "node", "gpu003")
+    site.settle(hold, "verified")
+    cluster.save_state()
+    release = site.propose("release", "gpu003")
+    site.approve(release)
+    site.run(2)
+    assert site.state(release) == "verifying"
+    cluster.kill_controller()
+    cluster.start_controller()
+    site.now += 6 * 60 * SECOND
+    site.run(2)
+    if "DRAIN" in cluster.run("scontrol", "-o", "show", "node", "gpu003"):  # it had not written the release
+        assert site.state(release) == "failed"
+        assert site.board.find(hold.id).held == ("node:gpu003",)
+        release = site.propose("release", "gpu003")
+        site.approve(release)
+    site.settle(release, "verified")
+    assert site.board.find(hold.id).held == ()
 
 
 def test_names_and_reasons_from_outside_stay_words_of_one_command(site: Site, cluster: slurm_cluster.Cluster) -> None:

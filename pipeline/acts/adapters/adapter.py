@@ -31,6 +31,7 @@ class Immediate:
     """What an adapter inherits whose commands end at once, at a scheduler that shows what was done."""
 
     repeatable: frozenset[Verb] = frozenset({"hold", "release", "evict"})
+    saved_after_s: float = 0.0
 
     def is_waiting(self, act: Act) -> bool:
         """See `Adapter.is_waiting`."""
@@ -43,11 +44,13 @@ class Adapter(Protocol):
 
     A node that is held for the same act stays as it is.
     verbs: what it can do.   repeatable: those that may be carried out again after the executor was killed.
+    saved_after_s: how long a change may be lost if the scheduler's process dies (s); before that none is verified.
     """
 
     name: str
     verbs: frozenset[Verb]
     repeatable: frozenset[Verb]
+    saved_after_s: float
 
     def read_state(self, now: int) -> SchedulerState:
         """Returns all nodes and running jobs of the scheduler."""

@@ -47,6 +47,7 @@ class Programs:
     verbs: frozenset[Verb] = frozenset({"diagnose", "reset", "reboot", "ticket", "evict"})
     repeatable: frozenset[Verb] = frozenset()
     """None: what a program did before an interruption is unknown."""
+    saved_after_s = 0.0
 
     def __init__(self, config: Acts, clock: Callable[[], float] = time.monotonic, wait_s: float = SHORT_S) -> None:
         self._programs, self._clock, self._wait_s = config.exec, clock, wait_s

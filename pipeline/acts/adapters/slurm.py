@@ -33,6 +33,9 @@ _REQUESTS = ("tres-per-job", "tres-per-task", "tres-per-socket", "NumTasks", "Ov
 """Fields of `squeue -O` after the id: how a job asked for its GPUs, and whether it starts again by itself."""
 _WIDTH = 120
 """Characters of each of them. Chosen: a request names a type and a number."""
+SAVED_AFTER_S = 10.0
+"""How long slurmctld may lose a change when it dies (s). Source: it writes its state at most 5 s after a change
+(SAVE_MAX_WAIT of state_save.c); chosen: twice that, since a busy disk is slower."""
 Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
@@ -50,6 +53,7 @@ class Slurm(Immediate):
 
     name = "slurm"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict", "reboot"})
+    saved_after_s = SAVED_AFTER_S
 
     def __init__(self, config: Acts, run: Run = run_command) -> None:
         self._folder: Path | None = config.slurm.commands

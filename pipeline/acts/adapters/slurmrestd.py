@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
 from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
-from pipeline.acts.adapters.slurm import OUT, count_gpus
+from pipeline.acts.adapters.slurm import OUT, SAVED_AFTER_S, count_gpus
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
@@ -36,6 +36,7 @@ class Slurmrestd(Immediate):
 
     name = "slurmrestd"
     verbs: frozenset[Verb] = frozenset({"hold", "release"})
+    saved_after_s = SAVED_AFTER_S
 
     def __init__(self, config: Acts) -> None:
         access = config.slurm

@@ -30,6 +30,7 @@ class Webhook:
     verbs: frozenset[Verb] = frozenset(VERBS)
     repeatable: frozenset[Verb] = frozenset(VERBS)
     """All: a repeated request has the same `webhook-id`."""
+    saved_after_s = 0.0
 
     def __init__(self, config: Acts, call: Call = exchange, clock: Callable[[], float] = time.time) -> None:
         access = config.webhook

@@ -1,0 +1,100 @@
+"""A scheduler that loses its last changes in a crash, and releases that are interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from pipeline.acts.act import Act
+from pipeline.model.records import SECOND
+from pipeline.store.database import Database
+from tests.pipeline.acts_world import Killed, World
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
+        yield made
+
+
+@pytest.fixture
+def world(database: Database) -> World:
+    made = World(database)
+    made.scheduler.saved_after_s = 10.0
+    return made
+
+
+def begin(world: World, verb: str, *names: str) -> Act:
+    """An act that the scheduler shows, and might still lose."""
+    act = world.propose(verb, *names)
+    world.approve(act)
+    world.run(4)
+    assert world.state(act) == "verifying"
+    return act
+
+
+def finish(world: World, verb: str, *names: str) -> Act:
+    act = begin(world, verb, *names)
+    world.run(10)
+    assert world.state(act) == "verified"
+    return act
+
+
+def test_an_act_is_verified_only_once_the_scheduler_no_longer_loses_it(world: World) -> None:
+    act = begin(world, "hold", "n03")
+    steps = {step["state"]: step["time"] for step in world.board.describe(act.id)["history"]}
+    world.run(20)
+    assert world.state(act) == "verified"
+    steps |= {step["state"]: step["time"] for step in world.board.describe(act.id)["history"]}
+    assert (steps["executed"][17:19], steps["verified"][17:19]) == ("01", "12")
+
+
+def test_a_hold_that_the_scheduler_lost_fails_and_is_not_a_persons_undo(world: World) -> None:
+    act = begin(world, "hold", "n03")
+    world.scheduler.by_hand("n03", False)
+    world.now += 6 * 60 * SECOND
+    world.run(2)
+    found = world.board.find(act.id)
+    assert (found.state, found.held) == ("failed", ())
+    assert found.result["reason"] == "the scheduler shows no effect on node:n03"
+
+
+def test_a_release_that_the_scheduler_lost_fails_and_can_be_done_again(world: World) -> None:
+    hold = finish(world, "hold", "n03")
+    before = world.scheduler.nodes["n03"]
+    release = begin(world, "release", "n03")
+    assert world.board.find(hold.id).held == ("node:n03",), "it is ours until the release is verified"
+    world.scheduler.nodes["n03"] = before
+    world.now += 6 * 60 * SECOND
+    world.run(2)
+    assert (world.state(release), world.board.find(hold.id).held) == ("failed", ("node:n03",))
+    finish(world, "release", "n03")
+    assert world.board.find(hold.id).held == ()
+
+
+def test_a_node_that_another_drained_right_after_its_release_is_left_to_them(world: World) -> None:
+    hold, release = finish(world, "hold", "n03"), begin(world, "release", "n03")
+    world.scheduler.by_hand("n03", True, "NHC: check_fs failed")
+    world.now += 6 * 60 * SECOND
+    world.run(3)
+    assert (world.state(release), world.state(hold)) == ("failed", "cancelled")
+    assert world.scheduler.nodes["n03"].reason == "NHC: check_fs failed"
+
+
+@pytest.mark.parametrize("calls", range(8))
+def test_a_killed_executor_neither_repeats_nor_forgets_a_release(world: World, calls: int) -> None:
+    hold = finish(world, "hold", "n03", "n11")
+    release = world.propose("release", "n03", "n11")
+    world.approve(release)
+    world.scheduler.kill_at = calls
+    for _ in range(20):
+        try:
+            world.run()
+        except Killed:
+            world.executor = world.start_executor()
+    assert world.state(release) == "verified"
+    assert [entry[1] for entry in world.scheduler.log if entry[0] == "release"] == ["n03", "n11"]
+    states = {step["state"] for step in world.board.describe(hold.id)["history"]}
+    assert (world.board.find(hold.id).held, "cancelled" in states) == ((), False)
