@@ -1,0 +1,219 @@
+"""From an artifact to the first telemetry, as docs/install.md has it: bare Debian machines with systemd as process 1.
+
+    make dist && python -m benchmarks.installation [site] [one-host] [wheel] [--upgrade FOLDER]
+
+site: server and node as debs, with a real Kafka.   one-host: the server's deb, without a broker.   wheel: a node with
+Debian's Python and a folder of wheels.   --upgrade: then the debs of an older version in FOLDER are replaced by those
+of dist/, server first and node first, and put back; nothing may be lost. Needs root, mmdebstrap and, for `site`, Java.
+Everything runs in a network of its own without a way out. Prints commands, their seconds and what was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from websockets.exceptions import WebSocketException
+
+from benchmarks.page_viewer import Viewer
+from benchmarks.upgrade_drill import drill
+from tests.bare_machine import WITH_PYTHON, BareMachine, missing
+from tests.kafka_broker import Broker
+
+ROOT = Path(__file__).parents[1]
+ALONE = "FLEETPULSE_INSTALLATION_ALONE"
+"""Set in the process that has a network of its own."""
+TELEMETRY_S = 900.0
+"""Longest wait for the first telemetry (s). Chosen: detectors compile for 40 s of CPU, minutes on a busy machine."""
+GATE = "fleetpulse doctor --wait 600s"
+UNITS = ("pipeline", "dashboard", "executor", "agent")
+
+
+@dataclass
+class Way:
+    """Commands that an administrator types, on which machine, and the seconds that each took."""
+
+    name: str
+    steps: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def run(self, machine: BareMachine, command: str) -> str:
+        """Runs one command as root, counts it, and returns what it printed. Raises MachineError if it fails."""
+        began = time.monotonic()
+        said = machine.run(command).stdout
+        self.steps.append((machine.name, command, time.monotonic() - began))
+        print(f"  {machine.name}# {command}   ({self.steps[-1][2]:.0f} s)", flush=True)
+        return said
+
+    def report(self, seen: str) -> None:
+        """Prints the row of the table."""
+        machines = dict.fromkeys(step[0] for step in self.steps)
+        for machine in machines:
+            mine = [step for step in self.steps if step[0] == machine]
+            print(f"| {self.name} | {machine} | {len(mine)} | {sum(s for _, _, s in mine) / 60:.1f} min | {seen} |")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the chosen ways."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ways", nargs="*", metavar="site | one-host | wheel")
+    parser.add_argument("--upgrade", type=Path)
+    given = parser.parse_args(arguments)
+    if lacking := missing():
+        raise SystemExit(lacking)
+    ways = given.ways or ["site", "one-host", "wheel"]
+    with tempfile.TemporaryDirectory(prefix="fleetpulse-installation-") as folder:
+        if os.environ.get(ALONE) is None:
+            wheels = collect_wheels() if "wheel" in ways else Path()
+            words = [sys.executable, "-m", "benchmarks.installation", *arguments]
+            inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *words]
+            raise SystemExit(subprocess.run(inside, cwd=ROOT, env={**os.environ, ALONE: str(wheels)}).returncode)
+        for way in ways:
+            place = Path(folder) / way
+            if way == "site":
+                install_site(place, given)
+            elif way == "one-host":
+                install_one_host(place, given)
+            else:
+                install_wheel(place, Path(os.environ[ALONE]))
+
+
+def find_deb(kind: str, folder: Path = ROOT / "dist") -> Path:
+    """Returns the newest deb of a kind. Raises SystemExit without one."""
+    found = sorted(folder.glob(f"fleetpulse-{kind}_*.deb"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SystemExit(f"{folder}: no deb of {kind}; make dist")
+    return found[-1]
+
+
+def install_site(place: Path, given: argparse.Namespace) -> None:
+    """A server and a node by their debs, over a real Kafka; then the drill of an upgrade, if asked."""
+    way, old = Way("deb, with Kafka"), given.upgrade
+    with (
+        Broker(place / "kafka") as broker,
+        BareMachine(place, "server") as server,
+        BareMachine(place, "gpu001") as node,
+    ):
+        for machine, kind in ((server, "server"), (node, "agent")):
+            machine.put(find_deb(kind, old) if old else find_deb(kind))
+            machine.put(find_deb(kind), "/root/new")
+        kafka = broker.bootstrap
+        way.run(server, f"dpkg -i /root/{find_deb('server', old or ROOT / 'dist').name}")
+        way.run(server, f"fleetpulse setup --role server --site east --kafka {kafka} --gpus 0 --webhook ''")
+        way.run(server, "fleetpulse init")
+        way.run(server, "systemctl enable --now fleetpulse-pipeline fleetpulse-dashboard")
+        way.run(node, f"dpkg -i /root/{find_deb('agent', old or ROOT / 'dist').name}")
+        way.run(node, f"fleetpulse setup --role node --site east --kafka {kafka} --gpus 8")
+        way.run(node, "systemctl enable --now fleetpulse-agent")
+        way.run(server, GATE)
+        way.run(node, GATE)
+        way.report(wait_for_telemetry(server, "gpu001"))
+        print_exposure(server, UNITS)
+        if old:
+            drill(server, node, {m.name: m.root / "root" for m in (server, node)})
+        uninstall(node, "agent")
+        uninstall(server, "server")
+
+
+def install_one_host(place: Path, given: argparse.Namespace) -> None:
+    """Agent, pipeline and dashboard by the server's deb, without a broker."""
+    way = Way("deb, one host")
+    with BareMachine(place, "one-host") as machine:
+        machine.put(find_deb("server"))
+        way.run(machine, f"dpkg -i /root/{find_deb('server').name}")
+        said = way.run(machine, "fleetpulse setup --role one-host --site east --kafka '' --gpus 0 --webhook ''")
+        for command in said.partition("Next:\n")[2].splitlines():
+            way.run(machine, command.strip().replace("--wait 120s", "--wait 600s"))
+        way.report(wait_for_telemetry(machine, "one-host"))
+        uninstall(machine, "server")
+
+
+def install_wheel(place: Path, wheels: Path) -> None:
+    """A node with Debian's Python 3.11 and a folder of wheels; it writes into its spool."""
+    way = Way("wheel, from a folder")
+    with BareMachine(place, "gpu002", WITH_PYTHON) as machine:
+        machine.put(wheels)
+        for path in ("deploy/systemd", "deploy/slurm"):
+            machine.put(ROOT / path, "/root/deploy")
+        for command in read_commands("docs/install.md", "As root, on the node:"):
+            way.run(machine, f"cd /root; {command}")
+        said = machine.run("fleetpulse check --config /etc/fleetpulse/fleetpulse.toml 2>&1 || true").stdout
+        way.report("spool: " + machine.run("ls /var/lib/fleetpulse/spool").stdout.strip() + f"; {said.split()[-1]}")
+
+
+def read_commands(page: str, after: str) -> list[str]:
+    """Returns the commands of the indented block that follows a line of a page: what is documented is what runs."""
+    text = (ROOT / page).read_text().partition(after)[2]
+    block = re.search(r"\n\n((?:    .*\n)+)", text)
+    assert block, (page, after)
+    return [line.strip() for line in block[1].splitlines()]
+
+
+def collect_wheels() -> Path:
+    """Returns a folder of wheels of Debian's Python for a node, with ours; as docs/install.md makes it."""
+    folder = ROOT / "dist" / "wheels"
+    listed = subprocess.run(
+        [sys.executable, "deploy/requirements.py", "agent"], cwd=ROOT, capture_output=True, text=True
+    )
+    wanted = folder.with_suffix(".txt")
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted.write_text(listed.stdout)
+    words = ["-m", "pip", "download", "--quiet", "--dest", folder, "--require-hashes", "--only-binary", ":all:"]
+    words += ["--python-version", "3.11", "--constraint", "constraints.txt", "--requirement", wanted]
+    subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True)
+    for wheel in (ROOT / "dist").glob("*.whl"):
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+    return folder
+
+
+def wait_for_telemetry(machine: BareMachine, node: str) -> str:
+    """Waits until the pages of the dashboard, opened as a browser does, show the node. Raises SystemExit."""
+    end, text = time.monotonic() + TELEMETRY_S, ""
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, WebSocketException):
+            text = asyncio.run(read_page("node", f"entity=node:{node}"))
+            if "Identity" in text and node in text and "no such" not in text.lower():
+                return f"page of {node}: {len(text)} characters"
+        time.sleep(1)  # polls real services
+    raise SystemExit(
+        f"{node}: no page within {TELEMETRY_S:.0f} s: {text[:500]}\n{machine.run('journalctl -n 40').stdout}"
+    )
+
+
+async def read_page(page: str, query: str) -> str:
+    """Returns the text of a page of the dashboard."""
+    viewer = Viewer("http://127.0.0.1:8501")
+    try:
+        return (await viewer.open(page, query)).text
+    finally:
+        await viewer.close()
+
+
+def print_exposure(machine: BareMachine, units: Sequence[str]) -> None:
+    """Prints what systemd says of each unit that is installed, and which ports are open."""
+    for unit in units:
+        said = machine.run(f"systemd-analyze security --no-pager fleetpulse-{unit} | tail -1").stdout
+        print(f"| fleetpulse-{unit} | {said.split('exposure level for ')[1].split(': ')[1].split()[0]} |")
+    print(machine.run("ss -ltnH").stdout)
+
+
+def uninstall(machine: BareMachine, kind: str) -> None:
+    """Removes the package as the guide says, and prints what is left of it."""
+    machine.run(f"dpkg --purge fleetpulse-{kind}; rm -rf /var/lib/fleetpulse-server")
+    left = machine.run(
+        "find / -xdev -name '*fleetpulse*' -not -path '/proc/*' -not -path '/root/*'", check=False
+    ).stdout
+    print(f"| {machine.name} | left after the uninstallation | {' '.join(left.split()) or 'nothing'} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

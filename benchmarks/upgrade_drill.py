@@ -1,0 +1,102 @@
+"""The drill of an upgrade with packages, on the machines of benchmarks/installation.py: both orders, and back.
+
+A real agent sends once per second over a real Kafka, and an incident is open. After each step every sample that the
+agent measured must be stored once, and the incident must be the same one, open since the same moment, without a new
+alert: its detector kept what it had seen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bare_machine import BareMachine, MachineError
+
+STEPS = (
+    ("server first: new server", "server", "new"),
+    ("server first: new agent", "node", "new"),
+    ("back: old agent", "node", "old"),
+    ("back: old server", "server", "old"),
+    ("agent first: new agent", "node", "new"),
+    ("agent first: new server", "server", "new"),
+)
+SETTLE_S = 600.0
+"""Longest wait for the pipeline after a step (s). Chosen: it compiles its detectors again after a change of version."""
+SAMPLES = """
+    SELECT count(*) AS rows, count(DISTINCT time) AS times, count(*) FILTER (step > 1.5) AS pauses,
+        coalesce(sum(step - 1) FILTER (step > 1.5), 0) AS missing_s
+    FROM (SELECT time, epoch_us(time - lag(time) OVER (ORDER BY time)) / 1e6 AS step FROM node
+        WHERE entity = 'node:gpu001' AND time >= TIMESTAMPTZ '{since}')"""
+LOST = "SELECT (SELECT count(*) FROM gaps) AS gaps, (SELECT count(*) FROM dead_letters) AS letters"
+INCIDENTS = "SELECT id, state, opened FROM incidents WHERE state != 'resolved' ORDER BY id"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is compared before and after a step."""
+
+    incidents: tuple[tuple[str, str], ...]
+    alerts: int
+
+
+def drill(server: BareMachine, node: BareMachine, old: dict[str, Path]) -> None:
+    """Runs all steps and prints a row for each. old: machine name -> folder below which debs of both versions are."""
+    since = wait_for("an incident", lambda: _sql(server, INCIDENTS) and _sql(server, "SELECT max(time) AS t FROM node"))
+    begun, before = since[0]["t"], _moment(server)
+    print("| step | version | rows stored, twice, gaps and dead letters | pauses of the agent | incidents and alerts |")
+    for what, where, version in STEPS:
+        machine = server if where == "server" else node
+        (deb,) = (old[machine.name] / ("new" if version == "new" else ".")).glob("*.deb")
+        machine.run(f"dpkg -i {'/' + str(deb.relative_to(machine.root))}")
+        wait_for("rows measured after the step", lambda: _has_new_rows(server))
+        rows, lost, after = _sql(server, SAMPLES.format(since=begun))[0], _sql(server, LOST)[0], _moment(server)
+        found = machine.run("fleetpulse --version").stdout.split("(")[1].strip(" )\n")
+        kept = "the same" if after == before else f"CHANGED: {before} -> {after}"
+        twice = rows["rows"] - rows["times"]
+        print(
+            f"| {what} | {found} | {rows['rows']}, {twice}, {lost['gaps']} and {lost['letters']} | "
+            f"{rows['pauses']}, {float(rows['missing_s']):.0f} s | {kept} |",
+            flush=True,
+        )
+
+
+def _moment(server: BareMachine) -> Moment:
+    found = tuple((str(row["id"]), str(row["opened"])) for row in _sql(server, INCIDENTS))
+    return Moment(found, int(_sql(server, "SELECT count(*) AS n FROM outbox")[0]["n"]))
+
+
+def _has_new_rows(server: BareMachine) -> bool:
+    """Whether a row is stored that was measured after now, by the clock that both machines share."""
+    now = _sql(server, "SELECT now() AS t")[0]["t"]
+    query = f"SELECT count(*) AS n FROM node WHERE entity = 'node:gpu001' AND time > TIMESTAMPTZ '{now}'"
+    return any(int(_sql(server, query)[0]["n"]) > 3 for _ in _tries(10))
+
+
+def _tries(number: int) -> Iterator[int]:
+    for one in range(number):
+        time.sleep(1)  # polls a real pipeline
+        yield one
+
+
+def _sql(server: BareMachine, query: str) -> list[dict[str, Any]]:
+    """Returns the rows of a query. Raises MachineError while no pipeline answers."""
+    one_line = " ".join(query.split()).replace('"', '\\"')
+    found: list[dict[str, Any]] = json.loads(server.run(f'fleetpulse sql "{one_line}" --output json').stdout)
+    return found
+
+
+def wait_for(what: str, look: Callable[[], Any]) -> Any:
+    """Returns what `look` finds, once that is something. Raises SystemExit after SETTLE_S."""
+    end, why = time.monotonic() + SETTLE_S, ""
+    while time.monotonic() < end:
+        try:
+            if found := look():
+                return found
+        except MachineError as error:
+            why = str(error)
+        time.sleep(1)  # polls a real pipeline
+    raise SystemExit(f"not within {SETTLE_S:.0f} s: {what}\n{why}")
