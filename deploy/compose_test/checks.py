@@ -6,6 +6,7 @@ checks.py RESULTS    runs in the folder of docker-compose.yml; writes logs, scre
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from outage import check_broker_outage
 from restarts import check_restarts
 from screenshot import take_screenshots
 from stack import PROJECT, SERVICES, CheckError, Stack, run_command, wait_for
+from tools import check_tools
 
 UP_S, INCIDENT_S = 900, 600
 """Chosen: on two busy cores all services are up after 2 to 3 minutes, and the history is evaluated 1 min later."""
@@ -63,6 +65,7 @@ def run_checks(stack: Stack, report: Report, results: Path) -> None:
         and report("`up --wait` starts all services", lambda: start_stack(stack))
     ):
         return
+    report("the agent's image builds and reads its node", build_agent_image)
     report("ports are published on loopback only", lambda: check_published_ports(stack))
     for service in SERVICES:
         report(f"{service} has limits and no privileges", lambda service=service: check_confinement(stack, service))  # type: ignore[misc]
@@ -73,13 +76,42 @@ def run_checks(stack: Stack, report: Report, results: Path) -> None:
     check_broker_outage(stack, report)
     save_logs(stack, results / "outage")  # before containers are recreated
     check_restarts(stack, report)
+    check_tools(stack, report)
 
 
 def build_image(stack: Stack) -> str:
     """Builds the image and returns its size."""
     stack.compose("build", "init")
-    size = int(run_command("docker", "image", "inspect", "fleetpulse:local", "--format", "{{.Size}}"))
-    return f"{size / 1e6:.0f} MB"
+    return describe_image("fleetpulse:local")
+
+
+def build_agent_image() -> str:
+    """Builds the agent's image, as docs/install.md has it, runs its checks once, and returns its size."""
+    words = ["--file", "deploy/images/Dockerfile", "--target", "agent", "--tag", "fleetpulse-agent:local"]
+    words += ["--build-arg", f"PIP_NO_INDEX={os.environ.get('PIP_NO_INDEX', '')}"]
+    run_command("docker", "build", "--quiet", *words, ".")
+    shown = run_command(
+        "docker", "run", "--rm", "--network", "none", "fleetpulse-agent:local", "once", "--output", "jsonl"
+    )
+    if not shown.strip():
+        raise CheckError("`once` in the image printed nothing")
+    return describe_image("fleetpulse-agent:local")
+
+
+def describe_image(name: str) -> str:
+    """Returns size, user, ports and version of an image. Raises CheckError if it runs as root."""
+    found = json.loads(run_command("docker", "image", "inspect", name))[0]
+    user, ports = found["Config"]["User"], sorted(found["Config"].get("ExposedPorts") or {})
+    if user.partition(":")[0] in ("", "0", "root"):
+        raise CheckError(f"{name} runs as {user or 'root'}")
+    parts = json.loads(
+        run_command("docker", "run", "--rm", "--entrypoint", "cat", name, "/opt/fleetpulse/sbom.cdx.json")
+    )
+    version = run_command("docker", "run", "--rm", "--network", "none", name, "--version").strip()
+    return (
+        f"{found['Size'] / 1e6:.0f} MB, user {user}, ports {', '.join(ports) or 'none'}, "
+        f"bill of materials of {len(parts['components'])} parts, {version}"
+    )
 
 
 def start_stack(stack: Stack) -> str:

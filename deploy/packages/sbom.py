@@ -1,8 +1,9 @@
-"""Writes a bill of materials (CycloneDX 1.6, JSON) of a bundle: its Python packages, Python, and linked libraries.
+"""Writes a bill of materials (CycloneDX 1.6, JSON): Python packages, Python, and in a bundle linked libraries.
 
     python deploy/packages/sbom.py FOLDER VERSION > fleetpulse-agent.cdx.json
 
-Packages, versions and licences are those of the metadata that pip installed.
+FOLDER is a bundle or, in an image, a virtual environment. Packages, versions and licences are those of the metadata
+that pip installed.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ from typing import Any
 
 def components(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields one component per package, then Python and the libraries beside it."""
-    library = next((folder / "python" / "lib").glob("python3.*"))
+    home = folder / "python" if (folder / "python").is_dir() else folder
+    library = next((home / "lib").glob("python3.*"))
     found = importlib.metadata.distributions(path=[str(library / "site-packages")])
     for one in sorted(found, key=lambda one: one.name.lower()):
         name = one.name.lower().replace("_", "-")
@@ -39,7 +41,7 @@ def components(folder: Path) -> Iterator[dict[str, Any]]:
         "version": python,
         "licenses": [{"license": {"id": "PSF-2.0"}}],
     }
-    for file in sorted((folder / "python" / "lib").glob("*.so*")):
+    for file in sorted((home / "lib").glob("*.so*")):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         hashes = [{"alg": "SHA-256", "content": digest}]
         yield {"type": "library", "bom-ref": f"file:{file.name}", "name": file.name, "hashes": hashes}
