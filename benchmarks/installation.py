@@ -26,8 +26,8 @@ from pathlib import Path
 from websockets.exceptions import WebSocketException
 
 from benchmarks.page_viewer import Viewer
-from benchmarks.upgrade_drill import drill
-from tests.bare_machine import WITH_PYTHON, BareMachine, missing
+from benchmarks.upgrade_drill import drill, wait_for
+from tests.bare_machine import WITH_PYTHON, BareMachine, MachineError, missing
 from tests.kafka_broker import Broker
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,9 @@ ALONE = "FLEETPULSE_INSTALLATION_ALONE"
 TELEMETRY_S = 900.0
 """Longest wait for the first telemetry (s). Chosen: detectors compile for 40 s of CPU, minutes on a busy machine."""
 GATE = "fleetpulse doctor --wait 600s"
+RELOADED = ("dashboard", "agent", "pipeline")
+STOP_S = 65.0
+"""More than TimeoutStopSec of the pipeline's unit."""
 UNITS = ("pipeline", "dashboard", "executor", "agent")
 
 
@@ -112,13 +115,14 @@ def install_site(place: Path, given: argparse.Namespace) -> None:
         way.run(server, "fleetpulse init")
         way.run(server, "systemctl enable --now fleetpulse-pipeline fleetpulse-dashboard")
         way.run(node, f"dpkg -i /root/{find_deb('agent', old or ROOT / 'dist').name}")
-        way.run(node, f"fleetpulse setup --role node --site east --kafka {kafka} --gpus 8")
+        way.run(node, f"fleetpulse setup --role node --site east --kafka {kafka} --gpus 0")
         way.run(node, "systemctl enable --now fleetpulse-agent")
         way.run(server, GATE)
         way.run(node, GATE)
         way.report(wait_for_telemetry(server, "gpu001"))
         print_exposure(server, UNITS)
         if old:
+            set_keys(node, "[collector.pci]\\ngpus_expected = 8", "restart", "agent")
             drill(server, node, {m.name: m.root / "root" for m in (server, node)})
         uninstall(node, "agent")
         uninstall(server, "server")
@@ -134,20 +138,25 @@ def install_one_host(place: Path, given: argparse.Namespace) -> None:
         for command in said.partition("Next:\n")[2].splitlines():
             way.run(machine, command.strip().replace("--wait 120s", "--wait 600s"))
         way.report(wait_for_telemetry(machine, "one-host"))
+        print(reload_all(machine))
         uninstall(machine, "server")
 
 
 def install_wheel(place: Path, wheels: Path) -> None:
-    """A node with Debian's Python 3.11 and a folder of wheels; it writes into its spool."""
+    """A node with Debian's Python 3.11 and a folder of wheels, over a real Kafka that has the topics."""
     way = Way("wheel, from a folder")
-    with BareMachine(place, "gpu002", WITH_PYTHON) as machine:
+    with Broker(place / "kafka") as broker, BareMachine(place, "gpu002", WITH_PYTHON) as machine:
+        settings = {"PIPELINE__TRANSPORT": "kafka", "KAFKA__BOOTSTRAP_SERVERS": broker.bootstrap}
+        settings["STORE__PATH"] = str(place / "store.duckdb")
+        environ = {**os.environ, **{f"FLEETPULSE__{key}": value for key, value in settings.items()}}
+        environ["PYTHONPATH"] = str(ROOT)
+        subprocess.run([sys.executable, ROOT / "fleetpulse.py", "init"], env=environ, cwd=place, check=True)
         machine.put(wheels)
-        for path in ("deploy/systemd", "deploy/slurm"):
-            machine.put(ROOT / path, "/root/deploy")
         for command in read_commands("docs/install.md", "As root, on the node:"):
-            way.run(machine, f"cd /root; {command}")
-        said = machine.run("fleetpulse check --config /etc/fleetpulse/fleetpulse.toml 2>&1 || true").stdout
-        way.report("spool: " + machine.run("ls /var/lib/fleetpulse/spool").stdout.strip() + f"; {said.split()[-1]}")
+            fitting = command.replace("kafka-1:9092", broker.bootstrap).replace("--gpus 8", "--gpus 0")
+            way.run(machine, f"cd /root; {fitting.replace('--wait 120s', '--wait 600s')}")
+        way.report(machine.run("/opt/fleetpulse/bin/fleetpulse check").stdout.strip().splitlines()[-1])
+        print_exposure(machine, UNITS[-1:])
 
 
 def read_commands(page: str, after: str) -> list[str]:
@@ -204,6 +213,40 @@ def print_exposure(machine: BareMachine, units: Sequence[str]) -> None:
         said = machine.run(f"systemd-analyze security --no-pager fleetpulse-{unit} | tail -1").stdout
         print(f"| fleetpulse-{unit} | {said.split('exposure level for ')[1].split(': ')[1].split()[0]} |")
     print(machine.run("ss -ltnH").stdout)
+
+
+def set_keys(machine: BareMachine, text: str, verb: str, *units: str) -> None:
+    """Writes a drop-in of the configuration, then restarts or reloads units. Raises MachineError."""
+    names = " ".join(f"fleetpulse-{unit}" for unit in units)
+    machine.run(f"printf '{text}\\n' > /etc/fleetpulse/conf.d/10-changed.toml && systemctl {verb} {names}")
+
+
+def reload_all(machine: BareMachine) -> str:
+    """Reloads three units under systemd, then with a wrong file; returns what is recorded. Raises SystemExit."""
+    show = "for u in pipeline agent dashboard; do systemctl show -p MainPID,NRestarts --value fleetpulse-$u; done"
+    before = machine.run(show).stdout
+    changed = "[budget]\\ndays = 5\\n[agent]\\ninterval = 2\\n[dashboard]\\nconnections = 90"
+    set_keys(machine, changed, "reload", *RELOADED[:2])
+    audit = "fleetpulse sql \"SELECT actor, reason FROM audit WHERE action = 'reload configuration'\" --output jsonl"
+    event = "fleetpulse sql \"SELECT data FROM events WHERE kind = 'configuration'\" --output jsonl"
+    wait_for("the dashboard's row of the audit", lambda: _lines(machine, audit, 1))
+    events = wait_for("the agent's event", lambda: _lines(machine, event, 1))
+    machine.run("systemctl reload fleetpulse-pipeline")
+    rows = wait_for("the pipeline's row of the audit", lambda: _lines(machine, audit, 2))
+    time.sleep(STOP_S)  # systemd would kill what reported STOPPING and went on
+    if (after := machine.run(show).stdout) != before:
+        raise SystemExit(f"processes before the reload {before.split()}, after it {after.split()}")
+    try:
+        set_keys(machine, "[budget]\\ndayz = 5", "reload", *RELOADED)
+    except MachineError:
+        machine.run("rm /etc/fleetpulse/conf.d/10-changed.toml")
+        return f"| reload | the same processes | {'; '.join([*rows, *events])} | a wrong file: refused |"
+    raise SystemExit("a wrong configuration was reloaded")
+
+
+def _lines(machine: BareMachine, command: str, number: int) -> list[str]:
+    said = machine.run(command).stdout.splitlines()
+    return said if len(said) >= number else []
 
 
 def uninstall(machine: BareMachine, kind: str) -> None:

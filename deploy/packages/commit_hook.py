@@ -1,4 +1,4 @@
-"""Build hook of hatchling: writes the commit into wheel and sdist, as pipeline/commit, for `fleetpulse --version`."""
+"""Build hook of hatchling: adds the commit, for `fleetpulse --version`, and to wheels the units of systemd."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CommitHook(BuildHookInterface):
-    """Adds pipeline/commit to wheel and sdist; an installation that points to a checkout has none."""
+    """Adds the files to wheel and sdist; an installation that points to a checkout has none."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before each build."""
@@ -20,6 +20,9 @@ class CommitHook(BuildHookInterface):
         written.parent.mkdir(parents=True, exist_ok=True)
         written.write_text(f"{commit}\n")
         build_data["force_include"][str(written)] = "pipeline/commit"
+        units = Path(self.root) / "deploy" / "systemd"  # for `fleetpulse setup --units`; a container's build has none
+        if self.target_name == "wheel" and units.is_dir():
+            build_data["force_include"][str(units)] = "pipeline/units"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Called by hatchling after each build."""

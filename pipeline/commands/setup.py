@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.api import tokens
+from pipeline.commands import units
 from pipeline.commands.site_arguments import ROLES
 from pipeline.config import files
 from pipeline.config.sections import Config
@@ -38,7 +39,8 @@ def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None)
 
     Raises Refused if a configuration exists, UsageError or ConfigError for an answer that cannot work.
     """
-    has_units = UNIT_FOLDER.is_dir() if packaged is None else packaged
+    has_units = given.units or UNIT_FOLDER.is_dir() if packaged is None else packaged
+    where = (units.find_units(), units.find_program()) if given.units else None
     path = Path(given.config or (FOLDER / "fleetpulse.toml" if has_units else "fleetpulse.toml"))
     _check_target(path, given.replace)
     answers = ask_all(given, ask, has_units)
@@ -49,7 +51,10 @@ def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None)
     if token_file is not None and not token_file.exists():
         tokens.create_token_file(token_file)
         said.append(f"tokens: {token_file} written, for {' and '.join(tokens.INITIAL_USERS)}")
-    return [*said, "", "Next:", *(f"    {command}" for command in next_commands(answers, path))]
+    if where is not None:
+        said += units.install_units(answers.role, *where)
+    program = str(where[1]) if where is not None else None
+    return [*said, "", "Next:", *(f"    {command}" for command in next_commands(answers, path, program))]
 
 
 def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
@@ -92,23 +97,23 @@ def write_text(answers: Answers, token_file: Path | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def next_commands(answers: Answers, path: Path) -> list[str]:
-    """Returns the three commands that bring the host into service."""
+def next_commands(answers: Answers, path: Path, installed: str | None = None) -> list[str]:
+    """Returns the commands that bring the host into service, at most three. installed: program of --units."""
+    program = installed or "fleetpulse"
     if not answers.packaged:
         known = "" if str(path) == "fleetpulse.toml" else f" --config {path}"
         start = {"node": "agent", "server": "pipeline", "one-host": "up"}[answers.role]
         return [f"fleetpulse {word}{known}" for word in ("init", "doctor", start)]
     if answers.role == "node":
-        return ["fleetpulse doctor", "systemctl enable --now fleetpulse-agent", "fleetpulse doctor --wait 60s"]
-    units = "fleetpulse-pipeline fleetpulse-dashboard"
+        wait = f"{program} doctor --wait 60s"
+        first = [] if installed else ["fleetpulse doctor"]
+        return [*first, "systemctl enable --now fleetpulse-agent", wait]
+    services = "fleetpulse-pipeline fleetpulse-dashboard"
     if answers.role == "server":
-        return ["fleetpulse init", f"systemctl enable --now {units}", "fleetpulse doctor --wait 120s"]
+        return [f"{program} init", f"systemctl enable --now {services}", f"{program} doctor --wait 120s"]
     drop_in = "/etc/systemd/system/fleetpulse-agent.service.d/one-host.conf"
-    return [
-        f"install -D -m 0644 {UNIT_FOLDER}/one-host.conf {drop_in}",
-        f"systemctl enable --now fleetpulse-agent {units}",
-        "fleetpulse doctor --wait 120s",
-    ]
+    first = [] if installed else [f"install -D -m 0644 {UNIT_FOLDER}/one-host.conf {drop_in}"]
+    return [*first, f"systemctl enable --now fleetpulse-agent {services}", f"{program} doctor --wait 120s"]
 
 
 def _check_target(path: Path, replace: bool) -> None:

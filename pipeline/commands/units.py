@@ -1,0 +1,76 @@
+"""`fleetpulse setup --units`: installs the units of systemd for an installation by pip. Starts nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pipeline.model.errors import UsageError
+from pipeline.runtime.systemd import UNIT_FOLDER
+
+WHEEL_UNITS = Path(__file__).parents[1] / "units"
+"""The same files as UNIT_FOLDER has, in an installed wheel."""
+PACKAGED = "/opt/fleetpulse/bin/fleetpulse"
+"""The program that the units name."""
+SERVICES = {"node": ("agent",), "server": ("pipeline", "dashboard", "executor")}
+SERVICES["one-host"] = (*SERVICES["node"], *SERVICES["server"])
+HIDDEN = ("/home/", "/root/")
+"""Folders that ProtectHome= hides from the units."""
+
+
+def find_units() -> Path:
+    """Returns the folder of the units. Raises UsageError if this installation has none."""
+    found = next((folder for folder in (UNIT_FOLDER, WHEEL_UNITS) if folder.is_dir()), None)
+    if found is None:
+        raise UsageError("setup --units: this is a checkout; expected an installed wheel, a bundle or a package")
+    return found
+
+
+def find_program() -> Path:
+    """Returns the command that the units run. Raises UsageError if services cannot reach it."""
+    home = Path(sys.prefix).parent if UNIT_FOLDER.is_dir() else Path(sys.prefix)
+    program = home / "bin" / "fleetpulse"
+    if not program.is_file() or str(program).startswith(HIDDEN):
+        why = "services cannot run that; expected a folder such as /opt/fleetpulse"
+        raise UsageError(f"setup --units: {program}: {why}")
+    return program
+
+
+def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc")) -> list[str]:
+    """Writes units, users and folders of a role below `etc`, and has systemd read them. Returns the lines to print."""
+    written = []
+    try:
+        for service in SERVICES[role]:
+            text = (source / f"fleetpulse-{service}.service").read_text().replace(PACKAGED, str(program))
+            written.append(_write(etc / "systemd/system" / f"fleetpulse-{service}.service", text))
+        for kind in ("agent",) * (role != "server") + ("server",) * (role != "node"):
+            for form in ("sysusers", "tmpfiles"):
+                text = (source / f"fleetpulse-{kind}.{form}.conf").read_text()
+                written.append(_write(etc / f"{form}.d" / f"fleetpulse-{kind}.conf", text))
+        if role == "one-host":
+            drop_in = etc / "systemd/system/fleetpulse-agent.service.d/one-host.conf"
+            written.append(_write(drop_in, (source / "one-host.conf").read_text()))
+    except OSError as error:
+        raise UsageError(f"setup --units: {error.filename}: {error.strerror}; expected to run as root") from error
+    if etc == Path("/etc"):
+        _tell_systemd()
+    return [f"unit: {path} written" for path in written]
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def _tell_systemd() -> None:
+    """Makes users and folders, and has systemd read the units. Raises UsageError with what failed."""
+    for words in (("systemd-sysusers",), ("systemd-tmpfiles", "--create"), ("systemctl", "daemon-reload")):
+        if shutil.which(words[0]) is None:
+            raise UsageError(f"setup --units: no {words[0]} here; expected a host with systemd")
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode and words[0] != "systemd-tmpfiles":  # it also reports what other packages left
+            raise UsageError(f"setup --units: {' '.join(words)}: {done.stderr.strip()[-300:]}")

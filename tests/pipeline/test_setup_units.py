@@ -1,0 +1,73 @@
+"""`fleetpulse setup --units`: an installation by pip gets the units that a package has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import units
+from pipeline.commands.arguments import build_parser
+from pipeline.commands.setup import Answers, next_commands, run_setup
+from pipeline.model.errors import UsageError
+
+SOURCE = Path(__file__).parents[2] / "deploy" / "systemd"
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("node", ["agent"]),
+        ("server", ["dashboard", "executor", "pipeline"]),
+        ("one-host", ["agent", "dashboard", "executor", "pipeline"]),
+    ],
+)
+def test_a_role_gets_its_units_users_and_folders(role: str, expected: list[str], tmp_path: Path) -> None:
+    said = units.install_units(role, SOURCE, Path("/opt/fleet pulse/bin/fleetpulse"), tmp_path)
+    found = sorted(path.name for path in (tmp_path / "systemd/system").glob("*.service"))
+    assert found == [f"fleetpulse-{name}.service" for name in expected]
+    kinds = {"node": ["agent"], "server": ["server"], "one-host": ["agent", "server"]}[role]
+    for form in ("sysusers.d", "tmpfiles.d"):
+        assert sorted(p.name for p in (tmp_path / form).iterdir()) == [f"fleetpulse-{kind}.conf" for kind in kinds]
+    drop_in = tmp_path / "systemd/system/fleetpulse-agent.service.d/one-host.conf"
+    assert drop_in.exists() == (role == "one-host")
+    assert len(said) == sum(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_the_units_run_the_installed_program(tmp_path: Path) -> None:
+    units.install_units("one-host", SOURCE, Path("/srv/fp/bin/fleetpulse"), tmp_path)
+    for path in (tmp_path / "systemd/system").glob("*.service"):
+        text = path.read_text()
+        assert "ExecStart=/srv/fp/bin/fleetpulse " in text
+        assert "/opt/fleetpulse/bin" not in "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_a_checkout_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    given = build_parser().parse_args(["setup", "--units", "--role", "node", "--config", str(tmp_path / "f.toml")])
+    with pytest.raises(UsageError, match="expected an installed wheel"):
+        run_setup(given, lambda _: "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prefix", ["/home/ada/venv", "/root/venv", "/nowhere"])
+def test_a_program_that_services_cannot_reach_is_refused(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", prefix)
+    monkeypatch.setattr(Path, "is_file", lambda path: "nowhere" not in str(path))
+    with pytest.raises(UsageError, match="services cannot run that; expected a folder such as /opt/fleetpulse"):
+        units.find_program()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "systemd").write_text("a file")
+    with pytest.raises(UsageError, match="expected to run as root"):
+        units.install_units("node", SOURCE, Path("/opt/fleetpulse/bin/fleetpulse"), tmp_path)
+
+
+def test_two_commands_follow_for_a_node_and_one_host() -> None:
+    program = "/opt/fleetpulse/bin/fleetpulse"
+    for role, first in (("node", "agent"), ("one-host", "agent fleetpulse-pipeline fleetpulse-dashboard")):
+        answers = Answers(role, "east", "k:9092", 0, "", packaged=True)
+        start, wait = next_commands(answers, Path("/etc/fleetpulse/fleetpulse.toml"), program)
+        assert start == f"systemctl enable --now fleetpulse-{first}"
+        assert wait.startswith(f"{program} doctor --wait ")
