@@ -139,6 +139,7 @@ def install_one_host(place: Path, given: argparse.Namespace) -> None:
             way.run(machine, command.strip().replace("--wait 120s", "--wait 600s"))
         way.report(wait_for_telemetry(machine, "one-host"))
         print(reload_all(machine))
+        print(back_up_and_restore(machine))
         uninstall(machine, "server")
 
 
@@ -242,6 +243,20 @@ def reload_all(machine: BareMachine) -> str:
         machine.run("rm /etc/fleetpulse/conf.d/10-changed.toml")
         return f"| reload | the same processes | {'; '.join([*rows, *events])} | a wrong file: refused |"
     raise SystemExit("a wrong configuration was reloaded")
+
+
+def back_up_and_restore(machine: BareMachine) -> str:
+    """Follows docs/backup.md on a running server; returns what the restored store has. Raises MachineError."""
+    way = Way("backup and restore")
+    count = "fleetpulse sql 'SELECT count(*) AS n FROM audit' --output jsonl"
+    way.run(machine, "fleetpulse backup /var/backups/fleetpulse-1")
+    before = machine.run(count).stdout.strip()
+    way.run(machine, "systemctl stop fleetpulse-pipeline")
+    way.run(machine, "fleetpulse restore --replace /var/backups/fleetpulse-1")
+    way.run(machine, "systemctl start fleetpulse-pipeline")
+    way.run(machine, GATE)
+    after = machine.run(count).stdout.strip()
+    return f"| backup and restore | {len(way.steps)} commands | rows of the audit {before} before, {after} after |"
 
 
 def _lines(machine: BareMachine, command: str, number: int) -> list[str]:
