@@ -282,12 +282,26 @@ def _carries(world: SchedulerState, target: str, mark: str) -> bool:
 
 def _may_begin(act: Act, facts: Facts, world: SchedulerState) -> bool:
     """Returns whether the moment has come that the requester asked for."""
-    jobs = world.jobs_on(frozenset(target.partition(":")[2] for target in act.targets))
+    names = [target.partition(":")[2] for target in act.targets]
+    busy = [world.nodes[name] for name in names if name in world.nodes and world.nodes[name].jobs]
     if act.when == "when_idle":
-        return not jobs
+        return not busy
     if act.when == "after_checkpoint":
-        return all(job.id in facts.checkpoints for job in jobs)
+        return all(_has_checkpoints(node, facts) for node in busy)
     return True
+
+
+def _has_checkpoints(node: SchedulerNode, facts: Facts) -> bool:
+    """Returns whether each job on a node wrote a checkpoint.
+
+    Jobs are the same by name. Those that the scheduler and the telemetry name differently are the same if as many of
+    both are on the node.
+    """
+    running, held = set(facts.running.get(node.name, ())), set(node.jobs)
+    if not held & running <= facts.checkpoints:
+        return False
+    unmatched, others = held - running - facts.checkpoints, running - held
+    return not unmatched or (len(unmatched) == len(others) and others <= facts.checkpoints)
 
 
 def _show(node: SchedulerNode) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.acts.act import VERB_KINDS, Act, GuardResult
@@ -29,7 +29,8 @@ class Facts:
     recent: acts executed in the last 10 minutes.   excluded: patterns of nodes that are excluded from acts.
     recovery: what NVIDIA's driver or DCGM recommends, by target.   held: act in force, by target.
     checks: checks that ran on a target after it was held, by target.   breaker: why automation is stopped; "" if not.
-    checkpoints: jobs that wrote a checkpoint since the act was approved.
+    checkpoints: jobs that wrote a checkpoint since the act was approved.   running: jobs of the telemetry with ranks on
+    a target, by target; both only for acts that wait for checkpoints.
     relapses: targets that were held again within the burn-in after an earlier release, with that release.
     deep_checks: targets that passed a diagnostic of level 3 or above after the hold.
     """
@@ -49,6 +50,7 @@ class Facts:
     checks: Mapping[str, str] = field(default_factory=dict)
     breaker: str = ""
     checkpoints: frozenset[str] = frozenset()
+    running: Mapping[str, Sequence[str]] = field(default_factory=dict)
     relapses: Mapping[str, str] = field(default_factory=dict)
     deep_checks: frozenset[str] = frozenset()
 

@@ -29,9 +29,9 @@ def parse_facts(table: Mapping[str, Any]) -> Facts:
     hints = {name: str(hint) for name, hint in get_type_hints(Facts).items()}
     parsed: dict[str, Any] = dict(table)
     for name, value in table.items():
-        if "frozenset" in hints[name]:
+        if hints[name].startswith("frozenset"):
             parsed[name] = frozenset(value)
-        elif "tuple" in hints[name]:
+        elif hints[name].startswith("tuple"):
             parsed[name] = tuple(value)
     return Facts(**parsed)
 

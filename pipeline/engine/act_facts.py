@@ -49,6 +49,7 @@ class FactSource:
             condition, cause, below = self._describe_incident(act.incident)
             silent = frozenset(name for name in names if not engine.has_telemetry(f"node:{name}"))
             racks, domains = self._group("rack", names), self._group("chassis", names)
+            running = self._list_running(names) if waits else {}
         with engine.database.lock:
             connection = engine.database.connection
             acts = ledger.load_acts(connection, only_open=True)
@@ -79,6 +80,7 @@ class FactSource:
             checks={name: check for name, check in checks.items() if check},
             breaker=breaker,
             checkpoints=frozenset(job for (job,) in rows),
+            running=running,
             relapses=relapses,
             deep_checks=deep,
         )
@@ -104,6 +106,12 @@ class FactSource:
             for entity in topology.descendants(str(group))
             if kind_of(entity) == "node"
         }
+
+    def _list_running(self, names: tuple[str, ...]) -> dict[str, list[str]]:
+        """Returns the names of the jobs with ranks on each node."""
+        places = self._engine.impact.jobs.places
+        on = {name: {places.of[rank].job for rank in places.on.get(f"node:{name}", ())} for name in names}
+        return {name: sorted(job.partition(":")[2] for job in jobs) for name, jobs in on.items()}
 
     def _find_check(self, name: str, since: int, diagnostics: Sequence[Diagnostic]) -> str:
         """Returns the check that ran on a node after it was held: a diagnostic that passed, or a right canary."""

@@ -100,6 +100,32 @@ def test_only_a_checkpoint_after_the_last_approval_is_waited_for(tmp_path: Path)
     site.database.close()
 
 
+@pytest.mark.parametrize(
+    ("on_node", "running", "written", "begins"),
+    [
+        (("81",), ("81",), ("81",), True),
+        (("81",), ("81",), ("run-7",), False),
+        (("ml/train-0",), ("run-7",), ("run-7",), True),  # torchrun's own name in a pod
+        (("ml/train-0",), ("run-7",), (), False),
+        (("ml/train-0",), (), ("run-7",), False),  # the checkpoint of a job elsewhere
+        (("ml/train-0", "ml/web"), ("run-7",), ("run-7",), False),  # which of the two it is remains unknown
+        (("ml/a", "ml/b"), ("run-7", "run-8"), ("run-7", "run-8"), True),
+        (("ml/a", "81"), ("run-7", "81"), ("run-7",), False),
+        ((), (), (), True),
+    ],
+)
+def test_jobs_are_the_same_by_name_or_by_being_alone_on_the_node(
+    world: World, on_node: tuple[str, ...], running: tuple[str, ...], written: tuple[str, ...], begins: bool
+) -> None:
+    for job in on_node:
+        world.scheduler.run(job, ("n03",))
+    world.facts |= {"running": {"n03": running}, "checkpoints": frozenset(written)}
+    act = world.propose("hold", "n03", when="after_checkpoint")
+    world.approve(act)
+    world.run(3)
+    assert world.state(act) == ("verified" if begins else "approved")
+
+
 def test_an_act_that_never_gets_an_answer_fails_half_an_hour_after_it_began(world: World) -> None:
     act = world.propose("hold", "n03")
     world.approve(act)
