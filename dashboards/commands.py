@@ -71,6 +71,8 @@ def write_weekly(config: Config, given: argparse.Namespace) -> int:
     if not given.html and not given.json:
         raise UsageError("report: nothing to write; expected --html FILE or --json FILE")
     found = read_api(config, "objectives", {"days": f"{given.days:g}"})
+    if not found["evaluated"]["complete"]:
+        sys.stderr.write(f"fleetpulse: {found['evaluated']['note']}\n")
     if given.html:
         _write(given.html, write_html(found, time.time_ns() // 1000).encode())
     if given.json:

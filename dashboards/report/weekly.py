@@ -18,8 +18,17 @@ def write_html(found: Mapping[str, Any], now: int) -> str:
     title = f"Report {found['from'][:10]} to {found['to'][:10]}"
     note = " All of it is SIMULATED." if found["simulated"] else ""
     about = f"{found['nodes']:,} nodes. Printed {iso(now)[:19].replace('T', ' ')}Z.{note}"
-    parts = (_summary(found), _objectives(found), _losses(found), _energy(found), _failures(found), _nodes(found))
-    return write_document(title, about, [*parts, _spares(found)])
+    warning = "" if found["evaluated"]["complete"] else f"<p><b>{escape(found['evaluated']['note'])}</b></p>"
+    parts = (
+        warning,
+        _summary(found),
+        _objectives(found),
+        _losses(found),
+        _energy(found),
+        _failures(found),
+        _nodes(found),
+    )
+    return write_document(title, about, [*parts, _nodes(found), _spares(found)])
 
 
 def percent(share: float | None, digits: int = 2) -> str:
@@ -41,8 +50,10 @@ def amount(row: Mapping[str, Any]) -> str:
 
 
 def _summary(found: Mapping[str, Any]) -> str:
-    incidents = found["incidents"]
+    incidents, evaluated = found["incidents"], found["evaluated"]
+    times = [evaluated[name] and f"{evaluated[name][:16].replace('T', ' ')}Z" for name in ("from", "to")]
     rows = [
+        ("Evaluated", f"{times[0]} to {times[1]}" if times[1] else "nothing"),
         ("Goodput", f"{percent(found['goodput'])} of {hours(found['gpu_hours'])} GPU time that jobs held"),
         ("Availability", f"{percent(found['availability'])} of node time"),
         ("Lost", f"{hours(found['lost']['gpu_hours'])} of GPU time: {amount(found['lost'])}"),

@@ -27,7 +27,7 @@ def page() -> None:
 
 def keep_answer(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Parses GET /api/v1/objectives: the tables of the page are those of the report. Raises KeyError."""
-    for name in ("objectives", "lost", "energy", "failures", "published", "ranking", "spares", "burn_in"):
+    for name in ("objectives", "lost", "energy", "failures", "published", "ranking", "spares", "burn_in", "evaluated"):
         table[name]
     return table
 
@@ -57,6 +57,8 @@ def headline(found: Mapping[str, Any]) -> str:
 
 
 def _draw(found: Mapping[str, Any]) -> None:
+    if not found["evaluated"]["complete"]:
+        st.html(markup.notice(found["evaluated"]["note"], "degraded" if found["evaluated"]["late"] else "quiet"))
     own = bool(found["objectives"] and found["objectives"][0]["configured"])
     st.html(markup.section("Objectives", "" if own else "defaults; set your own in [[impact.objectives]]"))
     st.html(_table(weekly.OBJECTIVE_HEAD, [weekly.objective_cells(r) for r in found["objectives"]], "No data."))

@@ -33,6 +33,8 @@ def run_objectives(config: Config, given: argparse.Namespace) -> tuple[Rows, Seq
     status, answer = client.get(config, path)
     if status != 200:
         raise client.make_error(status, answer, f"{client.base_url(config)}{path}")
+    if given.output == "table" and not answer["evaluated"]["complete"]:
+        sys.stderr.write(f"fleetpulse: {answer['evaluated']['note']}\n")
     rows: Mapping[str, Rows] = {
         "list": answer["objectives"],
         "losses": answer["lost"]["by_cause"],

@@ -12,6 +12,7 @@ import fleetpulse
 from dashboards.report.weekly import failure_cells, hours, spare_cells, spare_note, write_html
 from dashboards.views.objectives import headline
 from pipeline.model.records import SECOND, iso
+from pipeline.objectives.evaluated import describe_evaluated
 from pipeline.objectives.published import PUBLISHED
 from tests.dashboards.conftest import NOW
 from tests.dashboards.test_dashboard_pages import page, shown
@@ -44,6 +45,7 @@ def answer(**more: Any) -> dict[str, Any]:
     made = {
         "from": iso(NOW - 7 * 86_400_000_000),
         "to": iso(NOW),
+        "evaluated": describe_evaluated(NOW - 7 * 86_400_000_000, NOW, 0, NOW),
         "since": iso(NOW - 90 * 86_400_000_000),
         "simulated": True,
         "nodes": 1250,
@@ -138,6 +140,23 @@ def test_the_weekly_report_is_one_file_without_scripts_and_names_are_text() -> N
     bare = write_html(answer(objectives=[], failures=[], ranking=[], lost=empty, goodput=None), NOW)
     assert "No objective has data." in bare
     assert "no data of 26,880 h" in bare
+
+
+def test_a_report_of_a_time_that_is_not_evaluated_says_from_when_to_when_it_is() -> None:
+    start, hour = NOW - 7 * 86_400 * SECOND, 3600 * SECOND
+    assert "<th>Evaluated</th>" in write_html(answer(), NOW)
+    late = describe_evaluated(start, NOW, start + 24 * hour, NOW - 9 * hour, ["Kafka does not answer"])
+    assert (late["complete"], late["late"]) == (False, True)
+    assert late["note"].startswith(f"Evaluated only until {iso(NOW - 9 * hour)[:16].replace('T', ' ')}Z, 9 h")
+    text = write_html(answer(evaluated=late), NOW)
+    assert "before its end (Kafka does not answer): what happened since is missing." in text
+    assert f"{late['from'][:16].replace('T', ' ')}Z to {late['to'][:16].replace('T', ' ')}Z" in text
+    young = describe_evaluated(start, NOW, start + 24 * hour, NOW - 30 * SECOND)
+    assert (young["complete"], young["late"], young["note"][:22]) == (False, False, "The history begins at ")
+    for judged in (None, start - hour):
+        nothing = describe_evaluated(start, NOW, 0, judged)
+        assert (nothing["complete"], nothing["from"]) == (False, None)
+        assert "<td>nothing</td>" in write_html(answer(evaluated=nothing), NOW)
 
 
 def test_words_of_hours_and_of_failures() -> None:

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from pipeline.api.fleet import find_node
 from pipeline.api.service import ApiContext, get_context, json_response, parse_time
 from pipeline.model.errors import UsageError
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, from_iso
+from pipeline.objectives.evaluated import describe_evaluated
 from pipeline.objectives.rma import collect_packet, find_subject
 from pipeline.objectives.rma_files import make_zip, name_file
 from pipeline.objectives.summary import Fleet, summarize
@@ -29,7 +30,8 @@ def read_objectives(
     request: Request, days: Annotated[float, Query(gt=0, le=90)] = 7.0, to: str | None = None
 ) -> Response:
     """Objectives with error budgets and burn rates; lost GPU-hours by cause, tenant and job, and energy, of the last
-    `days` until `to` (default: now); time to failure, nodes by frailty, burn-ins and spares of all history."""
+    `days` until `to` (default: now), and which part of it is `evaluated`; time to failure, nodes by frailty, burn-ins
+    and spares of all history."""
     service = get_context(request)
     now = service.now() // ROUND * ROUND
     end = now if to is None else parse_time("to", to)
@@ -41,7 +43,9 @@ def read_objectives(
     if (start, end) not in answers:
         with service.cursor() as cursor:
             answers[start, end] = summarize(cursor, service.config, read_fleet(service), start, end)
-    return json_response(answers[start, end])
+    judged, unready = service.backend.read_health()["watermark"], service.backend.list_unready_reasons()
+    known = from_iso(answers[start, end]["since"])
+    return json_response({**answers[start, end], "evaluated": describe_evaluated(start, end, known, judged, unready)})
 
 
 def read_fleet(service: ApiContext) -> Fleet:

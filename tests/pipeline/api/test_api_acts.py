@@ -196,6 +196,8 @@ def test_objectives_and_the_rma_packet_over_http_and_by_command(served, monkeypa
     run = lambda *words: fleetpulse.main([*words, "--config", str(served.file)])  # noqa: E731
     status, found = served.call("GET", "/objectives?days=30", token="viewer")
     assert (status, [row["name"] for row in found["objectives"]]) == (200, ["fleet goodput", "fleet availability"])
+    assert found["evaluated"]["complete"] is False
+    assert "of this time" in found["evaluated"]["note"] or "history begins" in found["evaluated"]["note"]
     assert served.call("GET", "/objectives?to=2999-01-01T00:00:00Z", token="viewer")[0] == 400
     for verb in ((), ("losses",), ("energy",), ("failures",), ("nodes",), ("spares",)):
         assert run("objectives", *verb) == 0
