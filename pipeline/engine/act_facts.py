@@ -50,18 +50,16 @@ class FactSource:
             silent = frozenset(name for name in names if not engine.has_telemetry(f"node:{name}"))
             racks, domains = self._group("rack", names), self._group("chassis", names)
             running = self._list_running(names) if waits else {}
+        connection = engine.database.connection
         with engine.database.lock:
-            connection = engine.database.connection
             acts = ledger.load_acts(connection, only_open=True)
             recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT, besides=act.id)
             held = {target.partition(":")[2]: other for other in acts for target in other.held}
-            ours = {name: held[name] for name in names if name in held}
-            begun = find_held_since(connection, ours)
-            done = list_diagnostics(connection) if ours else []
+            begun = find_held_since(connection, {name: held[name] for name in names if name in held})
+            done = list_diagnostics(connection) if begun else []
             checks = {name: self._find_check(name, since, done) for name, since in begun.items()}
-            deep = frozenset(name for name, since in begun.items() if is_deeply_checked(name, since, done))
             relapses = find_relapses(connection, begun, self._config.burn_in_days) if act.verb == "release" else {}
-            rows = connection.execute(_CHECKPOINTS, [find_approved(act)]).fetchall() if waits else []
+            written = connection.execute(_CHECKPOINTS, [find_approved(act)]).fetchall() if waits else []
             breaker = ledger.read_breaker(connection)
         busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
         return Facts(
@@ -79,10 +77,10 @@ class FactSource:
             held={name: other.id for name, other in held.items()},
             checks={name: check for name, check in checks.items() if check},
             breaker=breaker,
-            checkpoints=frozenset(job for (job,) in rows),
+            checkpoints=frozenset(job for (job,) in written),
             running=running,
             relapses=relapses,
-            deep_checks=deep,
+            deep_checks=frozenset(name for name in begun if is_deeply_checked(name, begun[name], done)),
         )
 
     def _describe_incident(self, id_: str) -> tuple[str, str, frozenset[str]]:

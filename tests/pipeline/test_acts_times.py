@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,10 +14,12 @@ from pipeline.acts import ledger
 from pipeline.acts.act import Act, Approval
 from pipeline.acts.adapters.adapter import Outcome
 from pipeline.acts.guards import Facts
+from pipeline.acts.remote import encode_facts, parse_facts
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.commands.act_board import drop_wrong_canaries
 from pipeline.config.acts import Acts
 from pipeline.engine.act_facts import FactSource, find_held_since
+from pipeline.incidents.jobs import Place
 from pipeline.model.errors import Refused, Unreachable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -94,7 +97,13 @@ def test_only_a_checkpoint_after_the_last_approval_is_waited_for(tmp_path: Path)
     act = Act("ACT-1", "hold", ("node:n1",), "robot", "x", first, site.now, "on", **about)  # type: ignore[arg-type]
     for job, time in (("80", second - MINUTE), ("81", second + MINUTE)):
         write_event(site.database, "checkpoint", f"job:{job}", "n1", time)
+    places = site.engine.impact.jobs.places
+    places.of |= {"rank:run-7.0": Place("job:run-7", (), "node:n1"), "rank:run-8.0": Place("job:run-8", (), "node:n2")}
+    places.on |= {"node:n1": ["rank:run-7.0"], "node:n2": ["rank:run-8.0"]}
     assert FactSource(site.engine, Acts()).collect(act).checkpoints == {"81"}
+    facts = FactSource(site.engine, Acts()).collect(act)
+    assert facts.running == {"n1": ["run-7"]}
+    assert parse_facts(json.loads(json.dumps(encode_facts(facts)))) == facts
     waiting = replace(act, state="awaiting_approval", approvals=())
     assert FactSource(site.engine, Acts()).collect(waiting).checkpoints == frozenset()
     site.database.close()
