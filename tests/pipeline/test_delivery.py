@@ -304,3 +304,22 @@ def test_the_post_goes_to_the_checked_address_with_the_host_name_of_the_url(serv
 def test_proxies_of_the_environment_are_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert answer(server, "200").outcome == "delivered"
+
+
+def test_head_and_body_arrive_in_one_piece() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pieces: list[bytes] = []
+
+        def answer_once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                pieces.append(connection.recv(65_536))
+                connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        result = post(hook(f"http://127.0.0.1:{listener.getsockname()[1]}/"), b'{"a":1}', {"Idempotency-Key": "k"})
+        thread.join(5)
+    assert result.outcome == "delivered"
+    assert pieces[0].startswith(b"POST / HTTP/1.1\r\n")
+    assert pieces[0].endswith(b'\r\n\r\n{"a":1}')
