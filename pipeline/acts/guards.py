@@ -156,8 +156,8 @@ _ALWAYS: tuple[Guard, ...] = (_known, _state_age, _one_act, _excluded, _rate)
 
 
 def _foreign(q: Question) -> GuardResult:
-    """A node that is out of service already keeps its state and reason, of any author."""
-    foreign = [f"{n.name}: {n.reason or n.state}" for n in q.nodes if n.out and n.mark != q.act.mark]
+    """A node that somebody took out of service keeps its state and reason."""
+    foreign = [f"{n.name}: {n.reason or n.state}" for n in q.nodes if n.is_taken and n.mark != q.act.mark]
     return GuardResult("in_service", _some(foreign) or "in service", "not out of service already", not foreign)
 
 

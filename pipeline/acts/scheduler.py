@@ -12,7 +12,8 @@ OWNER = "fleetpulse:"
 @dataclass(frozen=True, slots=True)
 class SchedulerNode:
     """One node. out: gets no new work, by any author.  reason: as stored.  jobs: ids of jobs on it.
-    version: a number that changes with each change, where the scheduler has one."""
+    version: a number that changes with each change, where the scheduler has one.
+    absent: out only because it does not answer. Nobody took it out, and the scheduler gives it work once it answers."""
 
     name: str
     out: bool
@@ -20,6 +21,12 @@ class SchedulerNode:
     reason: str = ""
     jobs: tuple[str, ...] = ()
     version: str = ""
+    absent: bool = False
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody took it out of service, here or elsewhere."""
+        return self.out and not self.absent
 
     @property
     def mark(self) -> str:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from kubernetes import client
 
 from pipeline.acts.act import Act
+from pipeline.acts.adapters.kubernetes import parse_node
+from pipeline.acts.adapters.slurm import parse_nodes
+from pipeline.acts.adapters.slurmrestd import parse_nodes as parse_rest
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import Killed, World
@@ -72,6 +76,49 @@ def test_a_release_that_the_scheduler_lost_fails_and_can_be_done_again(world: Wo
     assert (world.state(release), world.board.find(hold.id).held) == ("failed", ("node:n03",))
     finish(world, "release", "n03")
     assert world.board.find(hold.id).held == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "absent"),
+    [
+        ("DOWN*", "Not responding", True),
+        ("DOWN", "Node unexpectedly rebooted", True),
+        ("DOWN", "broken fan", False),
+        ("DOWN*+DRAIN", "Not responding", False),
+        ("IDLE*", "", False),
+    ],
+)
+def test_a_node_that_slurm_itself_marked_down_can_be_held(world: World, state: str, reason: str, absent: bool) -> None:
+    said = f" Reason={reason} [root@1789000000]" if reason else ""
+    node = parse_nodes(f"NodeName=n03 Arch=x86_64 State={state} ThreadsPerCore=1{said}\n", {})["n03"]
+    assert (node.absent, node.is_taken) == (absent, node.out and not absent)
+    rest = parse_rest({"nodes": [{"name": "n03", "state": state.replace("*", "").split("+"), "reason": reason}]}, {})
+    assert rest["n03"].absent == absent
+    world.scheduler.nodes["n03"] = node
+    act = world.propose("hold", "n03")
+    assert act.state == ("refused" if node.is_taken else "awaiting_approval")
+
+
+@pytest.mark.parametrize(
+    ("ready", "cordoned", "taint", "absent"),
+    [
+        ("Unknown", False, "node.kubernetes.io/unreachable", True),
+        ("False", False, "node.kubernetes.io/not-ready", True),
+        ("Unknown", True, "node.kubernetes.io/unreachable", False),
+        ("Unknown", False, "node.kubernetes.io/out-of-service", False),
+        ("True", False, "team/reserved", False),
+    ],
+)
+def test_a_node_that_kubernetes_itself_finds_unreachable_can_be_held(
+    ready: str, cordoned: bool, taint: str, absent: bool
+) -> None:
+    node = client.V1Node(
+        metadata=client.V1ObjectMeta(name="n03", resource_version="7"),
+        spec=client.V1NodeSpec(unschedulable=cordoned, taints=[client.V1Taint(key=taint, effect="NoSchedule")]),
+        status=client.V1NodeStatus(conditions=[client.V1NodeCondition(type="Ready", status=ready)]),
+    )
+    found = parse_node(node, ())
+    assert (found.out, found.absent, found.is_taken) == (True, absent, not absent)
 
 
 def test_a_node_that_another_drained_right_after_its_release_is_left_to_them(world: World) -> None:

@@ -202,3 +202,10 @@ def test_among_64_nodes_a_job_loses_one_and_a_node_whose_slurmd_is_dead_is_held(
         second = site.propose("hold", "gpu007")
         assert second.plan is not None
         assert [guard.name for guard in second.plan.failing] == ["nodes_out_per_job"]
+        large.kill_node("gpu050")  # and what slurmctld does about it after SlurmdTimeout:
+        large.run("scontrol", "update", "NodeName=gpu050", "State=DOWN", "Reason=Not responding")
+        down = site.propose("hold", "gpu050")
+        assert down.state == "awaiting_approval", down.result
+        site.approve(down)
+        site.settle(down, "verified")
+        assert f"Reason={down.mark}" in large.run("scontrol", "-o", "show", "node", "gpu050")

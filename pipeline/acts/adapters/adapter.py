@@ -89,7 +89,7 @@ def check_owner(act: Act, fresh: SchedulerNode, planned: SchedulerNode) -> Outco
         if fresh.mark == act.mark:
             return Outcome(True, f"{fresh.name}: is held for this act already")
         said = f"{fresh.name}: is {fresh.state} for {fresh.reason!r}, which is not ours"
-        return Outcome(False, said) if fresh.out else None
+        return Outcome(False, said) if fresh.is_taken else None
     if act.verb in ("release", "evict") and (not fresh.mark or fresh.mark != planned.mark):
         return Outcome(False, f"{fresh.name}: is no longer held here: {fresh.reason!r}")
     return None

@@ -34,6 +34,8 @@ RETRY_S = 5.0
 MAX_STALE = 3
 """Tries of a write to an object that others change. Chosen."""
 OVER = ("Succeeded", "Failed")
+NO_ANSWER = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+"""Taints that the node controller sets and removes by itself while a kubelet does not answer."""
 
 
 class Kubernetes(Immediate):
@@ -212,7 +214,9 @@ def parse_node(node: Any, jobs: tuple[str, ...]) -> SchedulerNode:
     words = ["Ready" if ready else "NotReady", *(("SchedulingDisabled",) if node.spec.unschedulable else ())]
     others = ", ".join(sorted(t.key for t in keeping if t.key != TAINT))
     reason = note if note.startswith(OWNER) and node.spec.unschedulable else others
-    return SchedulerNode(node.metadata.name, out, ",".join(words), reason, jobs, node.metadata.resource_version)
+    absent = not ready and not node.spec.unschedulable and NO_ANSWER.issuperset(t.key for t in keeping)
+    version = node.metadata.resource_version
+    return SchedulerNode(node.metadata.name, out, ",".join(words), reason, jobs, version, absent)
 
 
 def may_evict(pod: Any) -> bool:

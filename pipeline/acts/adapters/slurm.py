@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.acts.act import Act, Verb
@@ -24,6 +25,8 @@ TIMEOUT_S = 30.0
 """Time limit of one command (s). Chosen: three times Slurm's own message timeout."""
 OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAINT", "POWER_DOWN", "POWERED_DOWN"})
 """States, or parts of one, in which a node gets no new work (slurm.conf, scontrol(1))."""
+OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
+"""Reasons that slurmctld itself gives to a node that is DOWN (node_mgr.c, ping_nodes.c)."""
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
 _GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
@@ -114,7 +117,7 @@ class Slurm(Immediate):
             raise Unreachable(f"scontrol show node {name}: Slurm does not know it")
         jobs = tuple(self._read(["squeue", "-h", "-w", name, "-o", "%A"]).split())
         node = found[name]
-        return SchedulerNode(node.name, node.out, node.state, node.reason, tuple(sorted(set(jobs))))
+        return replace(node, jobs=tuple(sorted(set(jobs))))
 
     def _expand(self, names: str) -> tuple[str, ...]:
         return tuple(self._read(["scontrol", "show", "hostnames", names]).split())
@@ -161,8 +164,15 @@ def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, Schedu
         name, parts = named[1], re.split(r"[+*~#!%$@^-]", state[1].upper())
         reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?=\s{2,}|\s*$)", line)
         said = reason[1].strip() if reason else ""
-        found[name] = SchedulerNode(name, not OUT.isdisjoint(parts), state[1], said, on.get(name, ()))
+        out, absent = find_out(parts, said)
+        found[name] = SchedulerNode(name, out, state[1], said, on.get(name, ()), absent=absent)
     return found
+
+
+def find_out(parts: Iterable[str], reason: str) -> tuple[bool, bool]:
+    """Returns whether a node with these states gets no new work, and whether only because it does not answer."""
+    found = OUT.intersection(parts)
+    return bool(found), found == {"DOWN"} and reason in OF_SLURM
 
 
 def parse_used_gpus(text: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
 from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
-from pipeline.acts.adapters.slurm import OUT, SAVED_AFTER_S, count_gpus
+from pipeline.acts.adapters.slurm import SAVED_AFTER_S, count_gpus, find_out
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
@@ -125,8 +125,9 @@ def parse_nodes(answer: Mapping[str, Any], jobs: Mapping[str, SchedulerJob]) -> 
     for row in answer.get("nodes", ()):
         states = [str(state).upper() for state in row.get("state", ())]
         name = str(row["name"])
-        out = not OUT.isdisjoint(states)
-        found[name] = SchedulerNode(name, out, "+".join(states), str(row.get("reason") or ""), on.get(name, ()))
+        reason = str(row.get("reason") or "")
+        out, absent = find_out(states, reason)
+        found[name] = SchedulerNode(name, out, "+".join(states), reason, on.get(name, ()), absent=absent)
     return found
 
 
