@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pipeline.acts.act import Act, GuardResult, JobHit, Plan
-from pipeline.acts.adapters.adapter import Adapter, Outcome, StillRunning
+from pipeline.acts.adapters.adapter import Adapter, NotYet, Outcome, StillRunning
 from pipeline.acts.board import Work
 from pipeline.acts.guards import Facts, Question, evaluate_guards, needed_people
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
@@ -62,6 +62,8 @@ class Executor:
         self._seen: SchedulerState | None = None
         self.waiting: set[str] = set()
         """Acts whose programs go on."""
+        self._begun: set[str] = set()
+        """Acts that this process began, or went on with."""
         self._shown_since: dict[str, int] = {}
         """Since when the scheduler shows the effect of an act that is not verified yet (UTC us)."""
 
@@ -80,6 +82,9 @@ class Executor:
             except StillRunning as error:
                 self.waiting.add(task.act.id)
                 self._fail_if_overdue(task.act, str(error))
+            except NotYet as error:
+                log.warning("act %s: %s; tried again", task.act.id, error)
+                self._fail_if_refused_for_long(task.act, str(error))
             except (Refused, Outdated) as error:
                 log.info("%s", error)
             except Unreachable as error:
@@ -135,6 +140,7 @@ class Executor:
             self.board.report(act.id, "refused", self.name, {"reason": f"the plan has changed: {'; '.join(changes)}"})
             return
         begun = self.board.begin(act.id, [guard.name for guard in fresh.failing], self.name)
+        self._begun.add(act.id)
         self._carry_out(begun, world)
         self._seen = None
 
@@ -155,7 +161,10 @@ class Executor:
             said = f"interrupted, and not continued: {'; '.join(new)}"
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
             return
-        self._carry_out(self.board.begin(act.id, (), self.name), world)
+        # a row of the audit for each interruption, not for each try of the same process
+        begun = act if act.id in self._begun else self.board.begin(act.id, (), self.name)
+        self._begun.add(act.id)
+        self._carry_out(begun, world)
 
     def _carry_out(self, act: Act, world: SchedulerState) -> None:
         if act.mode == "dry-run":
@@ -244,6 +253,11 @@ class Executor:
             said = f"its effect is unknown for {limit / 60:.0f} min: {why}"
             held = list(act.targets) if act.verb == "hold" else []
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
+
+    def _fail_if_refused_for_long(self, act: Act, why: str) -> None:
+        minutes = self.config.verify_minutes
+        if act.state == "executing" and self.clock() - (act.began or act.updated) > minutes * 60 * SECOND:
+            self.board.report(act.id, "failed", self.name, {"reason": f"tried for {minutes:g} min: {why}"})
 
 
 def find_changes(act: Act, fresh: Plan) -> list[str]:

@@ -9,9 +9,11 @@ import pytest
 from kubernetes import client
 
 from pipeline.acts.act import Act
+from pipeline.acts.adapters.adapter import NotYet, Outcome
 from pipeline.acts.adapters.kubernetes import parse_node
 from pipeline.acts.adapters.slurm import parse_nodes
 from pipeline.acts.adapters.slurmrestd import parse_nodes as parse_rest
+from pipeline.acts.scheduler import SchedulerNode
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import Killed, World
@@ -119,6 +121,31 @@ def test_a_node_that_kubernetes_itself_finds_unreachable_can_be_held(
     )
     found = parse_node(node, ())
     assert (found.out, found.absent, found.is_taken) == (True, absent, not absent)
+
+
+def test_a_release_that_slurm_refuses_until_the_node_registers_is_tried_for_minutes_and_stays_ours(
+    world: World,
+) -> None:
+    hold = finish(world, "hold", "n03")
+    carry_out = world.scheduler.carry_out
+
+    def refuse(act: Act, node: SchedulerNode) -> Outcome:
+        raise NotYet(f"{node.name} has not registered")
+
+    world.scheduler.carry_out = refuse  # type: ignore[method-assign]
+    release = world.propose("release", "n03")
+    world.approve(release)
+    world.run(20)
+    assert world.state(release) == "executing"
+    steps = [step["state"] for step in world.board.describe(release.id)["history"]]
+    assert steps.count("executing") == 1, "one row, not one for each try"
+    world.now += 5 * 60 * SECOND
+    world.run()
+    found = world.board.find(release.id)
+    assert (found.state, found.result["reason"]) == ("failed", "tried for 5 min: n03 has not registered")
+    assert world.board.find(hold.id).held == ("node:n03",)
+    world.scheduler.carry_out = carry_out  # type: ignore[method-assign]
+    finish(world, "release", "n03")
 
 
 def test_a_node_that_another_drained_right_after_its_release_is_left_to_them(world: World) -> None:

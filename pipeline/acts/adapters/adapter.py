@@ -27,6 +27,10 @@ class StillRunning(FleetpulseError):  # noqa: N818 - reads as the state it names
     """What was begun on a node goes on: ask again in the next round. Other acts need not wait for it."""
 
 
+class NotYet(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """The scheduler refuses a command for now. It is tried again for [acts] verify_minutes; then the act fails."""
+
+
 class Immediate:
     """What an adapter inherits whose commands end at once, at a scheduler that shows what was done."""
 
@@ -63,7 +67,8 @@ class Adapter(Protocol):
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """Does the verb to one node. Returns what the scheduler refused.
 
-        Raises StillRunning while it goes on, Unreachable if the effect is unknown.
+        Raises StillRunning while it goes on, Unreachable if the effect is unknown, NotYet if nothing was done and a
+        later try may succeed.
         """
         ...
 

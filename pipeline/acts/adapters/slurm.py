@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import Immediate, NotYet, Outcome, check_owner, write_note
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -29,6 +29,7 @@ OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
 """Reasons that slurmctld itself gives to a node that is DOWN (node_mgr.c, ping_nodes.c)."""
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
+MUST_REGISTER = "has not registered at slurmctld; its slurmd must run before it is resumed"
 _GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
 _JOBS = "%A|%a|%b|%N"
 """Fields of `squeue -o`: id, account, GRES per node, nodes. None of them is cut off."""
@@ -86,7 +87,9 @@ class Slurm(Immediate):
             ran = self._run(self._locate(words))
             said.append((ran.stderr or ran.stdout).strip())
             if ran.returncode:
-                if is_away(ran.stderr) or (act.verb == "release" and NOT_REGISTERED in ran.stderr):
+                if act.verb == "release" and NOT_REGISTERED in ran.stderr:
+                    raise NotYet(f"{node.name} {MUST_REGISTER}: {ran.stderr.strip()}")
+                if is_away(ran.stderr):
                     raise Unreachable(f"{shlex.join(words)}: {ran.stderr.strip()}")
                 return Outcome(False, f"{shlex.join(words)}: {said[-1] or ran.returncode}")
         return Outcome(True, "; ".join(filter(None, said)))

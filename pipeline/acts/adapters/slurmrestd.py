@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
-from pipeline.acts.adapters.slurm import SAVED_AFTER_S, count_gpus, find_out
+from pipeline.acts.adapters.adapter import Immediate, NotYet, Outcome, check_owner, write_note
+from pipeline.acts.adapters.slurm import MUST_REGISTER, NOT_REGISTERED, SAVED_AFTER_S, count_gpus, find_out
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
@@ -60,7 +60,10 @@ class Slurmrestd(Immediate):
         """See `Adapter.carry_out`."""
         fresh = self._find(node.name)
         decided = check_owner(act, fresh, node)
-        return self._change(node.name, _body(act)) if decided is None else decided
+        done = self._change(node.name, _body(act)) if decided is None else decided
+        if act.verb == "release" and not done.done and NOT_REGISTERED in done.output:
+            raise NotYet(f"{node.name} {MUST_REGISTER}: {done.output}")
+        return done
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
