@@ -27,7 +27,7 @@ from websockets.exceptions import WebSocketException
 
 from benchmarks.page_viewer import Viewer
 from benchmarks.upgrade_drill import drill, wait_for
-from tests.bare_machine import WITH_PYTHON, BareMachine, MachineError, missing
+from tests.bare_machine import WITH_PYTHON, BareMachine, MachineError, debian, missing
 from tests.kafka_broker import Broker
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +76,9 @@ def main(arguments: Sequence[str]) -> None:
     ways = given.ways or ["site", "one-host", "wheel"]
     with tempfile.TemporaryDirectory(prefix="fleetpulse-installation-") as folder:
         if os.environ.get(ALONE) is None:
+            debian()  # made before the network is left
+            if "wheel" in ways:
+                debian(WITH_PYTHON)
             wheels = collect_wheels() if "wheel" in ways else Path()
             words = [sys.executable, "-m", "benchmarks.installation", *arguments]
             inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *words]

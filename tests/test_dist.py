@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bare_machine import BareMachine, missing
 from tests.parts import do_without
+from tests.until import until
 
 ROOT = Path(__file__).parents[1]
 DATA = (".toml", ".json", ".css", ".js", ".html", ".png", ".dictionary")
@@ -115,3 +117,28 @@ def test_the_bill_of_materials_has_every_package_of_the_bundle(bundle: Path) -> 
     assert not names & {"duckdb", "streamlit", "pip"}
     unlicensed = [p["name"] for p in document["components"] if p["bom-ref"].startswith("pkg:") and "licenses" not in p]
     assert unlicensed == []
+
+
+@pytest.mark.slow
+def test_the_agents_unit_runs_and_reloads_under_systemd_and_serves_other_users(bundle: Path, tmp_path: Path) -> None:
+    """On a bare Debian without libnss-systemd and procps: what a unit needs beyond its text."""
+    if lacking := missing():
+        do_without("systemd", lacking)
+    with BareMachine(tmp_path, "gpu001") as machine:
+        shutil.copytree(bundle, machine.root / "opt/fleetpulse", symlinks=True)
+        program, unit = "/opt/fleetpulse/bin/fleetpulse", "fleetpulse-agent"
+        machine.run(f"{program} setup --units --role node --site east --kafka 127.0.0.1:9 --gpus 0")
+        machine.run(f"systemctl enable --now {unit}")
+        nobody = 65534
+        until(lambda: machine.run(f"{program} check", check=False, user=nobody).returncode == 0, 120)
+        machine.run("test -w /run/fleetpulse/agent/training.sock", user=nobody)
+        before = machine.run(f"systemctl show -p MainPID -p NRestarts {unit}").stdout
+        drop_in = "/etc/fleetpulse/conf.d/10.toml"
+        machine.run(f"mkdir -p /etc/fleetpulse/conf.d; printf '[agent]\\ninterval = 2\\n' > {drop_in}")
+        machine.run(f"systemctl reload {unit}")
+        until(lambda: "started, every 2 s" in machine.run(f"journalctl -u {unit}").stdout, 60)
+        assert machine.run(f"systemctl show -p MainPID -p NRestarts {unit}").stdout == before
+        machine.run(f"echo '[agent' > {drop_in}")
+        assert machine.run(f"systemctl reload {unit}", check=False).returncode == 1
+        machine.run(f"systemctl stop {unit}")
+        assert machine.run(f"systemctl show -p Result --value {unit}").stdout == "success\n"
