@@ -121,6 +121,7 @@ def collect_packet(
     packet = {
         "made": iso(now),
         "site": site,
+        "simulated": is_simulated(cursor, subject.node),
         "device": subject.entity,
         "device_name": entity_name(subject.entity),
         "node": subject.node.removeprefix("node:"),
@@ -147,6 +148,12 @@ def collect_packet(
 def _rank_part(entity: str) -> int:
     """Returns the place of a part in the list: the node, its GPUs, all others in their order."""
     return {"node": 0, "gpu": 1}.get(kind_of(entity), 2)
+
+
+def is_simulated(cursor: duckdb.DuckDBPyConnection, node: str) -> bool:
+    """Returns whether a node is simulated: then its packet is for practice."""
+    found = cursor.execute("SELECT bool_or(simulated) FROM device WHERE entity = $1", [node]).fetchone()
+    return bool(found and found[0])
 
 
 def read_identity(cursor: duckdb.DuckDBPyConnection, entities: Sequence[str]) -> list[dict[str, Any]]:
@@ -211,13 +218,14 @@ def read_counters(
     values = row or (None,) * 3 * len(signals)
     found = [_describe_counter(s, *values[3 * p : 3 * p + 3]) for p, s in enumerate(signals)]
     kept = [line for line in found if any(line[name] is not None for name in ("first", "before", "after"))]
-    return sorted(kept, key=lambda line: (not line["changed"], str(line["signal"])))
+    return sorted(kept, key=lambda line: (not line["changed"], line["unit"] != "{error}", str(line["signal"])))
 
 
 def _describe_counter(signal: Signal, first: Any, before: Any, after: Any) -> dict[str, Any]:
     last = after if after is not None else before
     changed = last is not None and first is not None and last != first
-    line = {"signal": signal.name, "unit": signal.unit, "first": first, "before": before, "after": after}
+    line = {"signal": signal.name, "meaning": signal.help, "unit": signal.unit}
+    line |= {"first": first, "before": before, "after": after}
     return {**line, "changed": changed}
 
 
@@ -234,12 +242,12 @@ def read_peers(
         return None
     around = topology.descendants(subject.node) if kind != "node" else ()
     peers = [e for e in around if kind_of(e) == kind and e != subject.entity][:MOST_PEERS]
-    step = max(SECOND, (end - start) // POINTS)
     source = schema.select_class(cursor, device_class, ["time", "entity", signal.column], start, end + 1)
     value = f'"{signal.column}"::DOUBLE'
+    step = max(SECOND, _measure_span(cursor, source, subject.entity) // POINTS)
     rows = cursor.execute(
         f"""WITH c AS ({source})
-            SELECT epoch_us(time) // {step} * {step} AS bucket, avg({value}) FILTER (entity = $1),
+            SELECT epoch_us(time) // {step} * {step} + {step // 2} AS bucket, avg({value}) FILTER (entity = $1),
                    min({value}) FILTER (entity <> $1), median({value}) FILTER (entity <> $1),
                    max({value}) FILTER (entity <> $1)
             FROM c WHERE list_contains($2::VARCHAR[], entity) AND time >= make_timestamptz($3::BIGINT)
@@ -255,6 +263,14 @@ def read_peers(
         "onset": iso(subject.onset),
         "points": [[iso(at), *(None if v is None else round(v, 4) for v in values)] for at, *values in rows],
     }
+
+
+def _measure_span(cursor: duckdb.DuckDBPyConnection, source: str, entity: str) -> int:
+    """Returns the time between the first and the last row of a device (us), 0 without rows."""
+    found = cursor.execute(
+        f"WITH c AS ({source}) SELECT epoch_us(max(time)) - epoch_us(min(time)) FROM c WHERE entity = $1", [entity]
+    ).fetchone()
+    return int(found[0] or 0) if found else 0
 
 
 def _choose_signal(cursor: duckdb.DuckDBPyConnection, subject: Subject, device_class: str) -> Any:

@@ -18,6 +18,7 @@ MOST_ROWS = 15
 """Rows of a table of the summary; the files have all. Chosen: one page."""
 MOST_PARTS = 48
 """Parts in the summary. Chosen: the node, its GPUs and NICs, and most of its memory."""
+_COLUMNS = ("signal", "meaning", "unit", "first", "before", "after", "changed")
 _OF_USE = ("mJ", "uJ", "J", "By", "KiBy")
 """Units of counters that rise while a device works: the summary leaves them out."""
 _STYLE = """@page { size: A4; margin: 12mm } body { font: 13px/1.4 sans-serif; color: #17212b; max-width: 800px;
@@ -35,7 +36,9 @@ def make_zip(packet: Mapping[str, Any]) -> bytes:
     files = {
         "summary.html": write_summary(packet, chart),
         "packet.json": json.dumps(packet, indent=2, ensure_ascii=False) + "\n",
-        "counters.csv": write_csv(packet["counters"], ("signal", "unit", "first", "before", "after", "changed")),
+        "counters.csv": write_csv(
+            packet["counters"], ("signal", "meaning", "unit", "first", "before", "after", "changed")
+        ),
         "events.jsonl": "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in packet["events"]),
     }
     if chart:
@@ -86,7 +89,7 @@ def draw_chart(peers: Mapping[str, Any] | None) -> str:
     band = [place(t, p[4]) for t, p in points if p[4] is not None]
     band += [place(t, p[2]) for t, p in reversed(points) if p[2] is not None]
     onset = LEFT + min(max(0.0, (from_iso(peers["onset"]) - first) / span), 1.0) * (WIDTH - LEFT - 8)
-    unit = "°C" if peers["unit"] == "Cel" else peers["unit"]
+    unit = "°C" if peers["unit"] == "Cel" else peers["unit"].strip("{}")
     title = f"{peers['signal']} ({unit}): device orange, {peers['peers']} peers grey, onset dashed"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
@@ -105,18 +108,6 @@ def draw_chart(peers: Mapping[str, Any] | None) -> str:
 
 def write_summary(packet: Mapping[str, Any], chart: str) -> str:
     """Returns the one-page summary; every text from a device is escaped."""
-    found = f"{packet['summary']} ({packet['detector']})" if packet["summary"] else "no incident is known"
-    head = [
-        ("Device", packet["device_name"]),
-        ("Node", packet["node"]),
-        ("Fault", found),
-        ("Since", _clock(packet["onset"])),
-        (
-            "Place",
-            ", ".join(f"{kind} {name.partition(':')[2]}" for kind, name in packet["part_of"].items()) or "unknown",
-        ),
-        ("Incident", packet["incident"] or "none"),
-    ]
     changed = [row for row in packet["counters"] if row["changed"] and row["unit"] not in _OF_USE]
     events = [(_clock(e["time"]), entity_name(e["entity"]), e["event"], _say(e)) for e in packet["events"]]
     tests = [
@@ -127,16 +118,19 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
         for d in packet["diagnostics"]
     ]
     counters = [
-        (r["signal"], r["unit"].strip("{}"), *(_show(r[n]) for n in ("first", "before", "after"))) for r in changed
+        (_shorten(r["meaning"]), r["unit"].strip("{}"), *(_show(r[n]) for n in ("first", "before", "after")))
+        for r in changed
     ]
+    same = len(packet["counters"]) - sum(bool(row["changed"]) for row in packet["counters"])
     title = f"RMA: {packet['device_name']}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{_rows(head)}"
+        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{_rows(_head(packet))}"
         f"<h2>Identity</h2>{_rows(_identity(packet))}"
         f"<h2>Errors</h2>{_table(('Time', 'Device', 'Event', 'Text'), events, 'No hardware event in this time.')}"
         f"<h2>Counters that changed</h2>"
         f"{_table(('Counter', 'Unit', 'First', 'Before onset', 'After'), counters, 'No counter changed.')}"
+        f"<p>{same:,} counters and states did not change: counters.csv.</p>"
         f"<h2>Beside its peers</h2>{chart or '<p>No values in this time.</p>'}"
         f"<h2>Tests</h2>{_table(('Time', 'Device', 'Test', 'Result'), tests, 'No test ran in this time.')}"
         f"<p>Made {_clock(packet['made'])}. All rows, also counters of energy and traffic: packet.json, counters.csv, "
@@ -144,21 +138,45 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
     )
 
 
+def _head(packet: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns what the packet is about."""
+    found = f"{packet['summary']} ({packet['detector']})" if packet["summary"] else "no incident is known"
+    return [
+        ("Device", packet["device_name"]),
+        ("Node", packet["node"]),
+        ("Fault", found),
+        ("Since", _clock(packet["onset"])),
+        ("Site", packet["site"] + (": SIMULATED, for practice" if packet["simulated"] else "")),
+        (
+            "Place",
+            ", ".join(f"{kind} {name.partition(':')[2]}" for kind, name in packet["part_of"].items()) or "unknown",
+        ),
+        ("Incident", packet["incident"] or "none"),
+    ]
+
+
 def _identity(packet: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the parts that have a serial number, the device first."""
     named = [row for row in packet["identity"] if len(row) > 2]
+    missing = [row for row in packet["identity"][:1] if not any("serial" in key for key in row)]
     left = len(named) - MOST_PARTS
     more = [("other parts", f"{left:,} more: packet.json")] if left > 0 else []
+    more += [("to add by hand", f"serial number of {row['name']}: it reports none") for row in missing]
     return [
         (row["name"], ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in row.items() if k not in ("entity", "name")))
         for row in named[:MOST_PARTS]
-    ] + more or [(packet["device_name"], "no serial number or firmware is reported")]
+    ] + more
 
 
 def _say(event: Mapping[str, Any]) -> str:
     said = [f"{key} {event[key]}" for key in ("xid", "sxid") if key in event]
     said += [str(event[key]) for key in ("name", "text", "action", "pattern") if event.get(key)]
     return "; ".join(dict.fromkeys(said)) or json.dumps({k: v for k, v in event.items() if k not in ("time", "entity")})
+
+
+def _shorten(meaning: str) -> str:
+    """Returns what a counter counts, without the explanation after it."""
+    return meaning.partition(";")[0].partition(": ")[0]
 
 
 def _show(value: Any) -> str:

@@ -8,6 +8,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
+from html import escape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ import pytest
 
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from pipeline.objectives.rma import collect_packet, find_subject, redact
 from pipeline.objectives.rma_files import make_zip, name_file, write_csv, write_summary
@@ -164,7 +166,7 @@ def test_the_summary_is_one_page_whose_texts_are_escaped(packet: dict[str, Any])
         "GPU 2 of n1",
         "1652923",
         "XID 95",
-        "gpu.ecc_uncorrected",
+        escape(CATALOGUE["gpu.ecc_uncorrected"].help),
         "canary matmul",
         "diagnostic level 3",
         "rack r1",
@@ -175,6 +177,24 @@ def test_the_summary_is_one_page_whose_texts_are_escaped(packet: dict[str, Any])
     assert make_zip(packet) == make_zip(packet)
     assert name_file(packet) == "rma-n1-20260921T1413.zip"
     assert name_file({**packet, "node": 'n"\r\n/../x'}).startswith("rma-n____.._x-2026")
+
+
+def test_a_simulated_device_without_a_serial_number_says_both(packet: dict[str, Any]) -> None:
+    assert (packet["simulated"], packet["site"]) == (False, "site-1")
+    bare = {**packet["identity"][0]}
+    del bare["serial"]
+    html = write_summary({**packet, "simulated": True, "identity": [bare, *packet["identity"][1:]]}, "")
+    assert "site-1: SIMULATED, for practice" in html
+    assert "serial number of GPU 2 of n1: it reports none" in html
+    assert "reports none" not in write_summary(packet, "")
+
+
+def test_errors_come_before_traffic_and_the_chart_is_of_the_time_with_values(packet: dict[str, Any]) -> None:
+    changed = [row["unit"] == "{error}" for row in packet["counters"] if row["changed"]]
+    assert changed == sorted(changed, reverse=True)
+    assert len(packet["peers"]["points"]) == 13, "a row each 10 minutes, not three in one of 24 h"
+    rise = next(point[0] for point in packet["peers"]["points"] if point[1] > 70)
+    assert rise >= packet["peers"]["onset"]
 
 
 def test_a_node_or_a_device_finds_its_newest_incident_and_an_unknown_one_is_refused(database: Database) -> None:
