@@ -19,6 +19,10 @@ MOST_ROWS = 15
 MOST_PARTS = 48
 """Parts in the summary. Chosen: the node, its GPUs and NICs, and most of its memory."""
 _COLUMNS = ("signal", "meaning", "unit", "first", "before", "after", "changed")
+_UNIQUE = frozenset({"serial", "board_serial", "product_serial", "chassis_serial", "uuid", "product_uuid"})
+"""Attributes that name one part and no other."""
+MOST_COUNTERS = 10
+"""Counters in the summary, errors first. Chosen: one page."""
 _OF_USE = ("mJ", "uJ", "J", "By", "KiBy")
 """Units of counters that rise while a device works: the summary leaves them out."""
 _STYLE = """@page { size: A4; margin: 12mm } body { font: 13px/1.4 sans-serif; color: #17212b; max-width: 800px;
@@ -118,9 +122,9 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
         for d in packet["diagnostics"]
     ]
     counters = [
-        (_shorten(r["meaning"]), r["unit"].strip("{}"), *(_show(r[n]) for n in ("first", "before", "after")))
-        for r in changed
+        (_shorten(r["meaning"]), *(_show(r[n]) for n in ("first", "before", "after"))) for r in changed[:MOST_COUNTERS]
     ]
+    more = max(0, len(changed) - MOST_COUNTERS)
     same = len(packet["counters"]) - sum(bool(row["changed"]) for row in packet["counters"])
     title = f"RMA: {packet['device_name']}"
     return (
@@ -129,8 +133,8 @@ def write_summary(packet: Mapping[str, Any], chart: str) -> str:
         f"<h2>Identity</h2>{_rows(_identity(packet))}"
         f"<h2>Errors</h2>{_table(('Time', 'Device', 'Event', 'Text'), events, 'No hardware event in this time.')}"
         f"<h2>Counters that changed</h2>"
-        f"{_table(('Counter', 'Unit', 'First', 'Before onset', 'After'), counters, 'No counter changed.')}"
-        f"<p>{same:,} counters and states did not change: counters.csv.</p>"
+        f"{_table(('Counter', 'First value', 'Before onset', 'After'), counters, 'No counter changed.')}"
+        f"<p>{more} more changed, {same} counters and states did not: counters.csv.</p>"
         f"<h2>Beside its peers</h2>{chart or '<p>No values in this time.</p>'}"
         f"<h2>Tests</h2>{_table(('Time', 'Device', 'Test', 'Result'), tests, 'No test ran in this time.')}"
         f"<p>Made {_clock(packet['made'])}. All rows, also counters of energy and traffic: packet.json, counters.csv, "
@@ -156,11 +160,15 @@ def _head(packet: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _identity(packet: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the parts that have a serial number, the device first."""
+    """Returns the device, its node, and the parts that have a serial number."""
+    subjects = {packet["device"], f"node:{packet['node']}"}
     named = [row for row in packet["identity"] if len(row) > 2]
+    nameless = [row for row in named if row["entity"] not in subjects and not _UNIQUE.intersection(row)]
+    named = [row for row in named if row not in nameless]
     missing = [row for row in packet["identity"][:1] if not any("serial" in key for key in row)]
     left = len(named) - MOST_PARTS
     more = [("other parts", f"{left:,} more: packet.json")] if left > 0 else []
+    more += [("other parts", f"{len(nameless)} without a serial number: packet.json")] if nameless else []
     more += [("to add by hand", f"serial number of {row['name']}: it reports none") for row in missing]
     return [
         (row["name"], ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in row.items() if k not in ("entity", "name")))
