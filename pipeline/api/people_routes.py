@@ -23,6 +23,7 @@ from pipeline.api.result_formats import encode_json
 from pipeline.api.service import get_context, json_response
 from pipeline.api.titles import add_affected
 from pipeline.incidents import audit
+from pipeline.incidents.cases import NoSuchIncident
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import load_silences
 from pipeline.model.errors import UsageError
@@ -230,7 +231,8 @@ def act_on_incident(request: Request, verb: str, incident: str, said: Mapping[st
     try:
         found = service.backend.act(verb, incident, user, version, said)
     except KeyError as error:
-        raise HTTPException(404, f"incident {incident!r} is not known") from error
+        said_why = isinstance(error, NoSuchIncident)  # a merge names several incidents
+        raise HTTPException(404, error.args[0] if said_why else f"incident {incident!r} is not known") from error
     with service.cursor() as cursor:
         (titled,) = add_affected(cursor, [dict(found)])
     return answer_versioned(titled)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands.nothing import describe_nothing
-from pipeline.commands.output import print_message, render_rows
+from pipeline.commands.output import make_printable, print_message, render_rows
 from pipeline.config.sections import load_config
 
 
@@ -74,10 +74,10 @@ def _mutes(given: argparse.Namespace) -> int:
 
 
 def _notify(given: argparse.Namespace) -> int:
-    from pipeline.commands import notify
+    from pipeline.commands import notify, people
 
     rows, columns, code = notify.run_notify(load_config(given.config), given, print_message)
-    _print_rows(rows, columns, given)
+    _print_for_people(people.wrap_last(rows, columns) if given.output == "table" else rows, columns, given)
     return code
 
 
@@ -85,7 +85,7 @@ def _routes(given: argparse.Namespace) -> int:
     from pipeline.commands import notify
 
     rows, columns = notify.run_routes(load_config(given.config), given)
-    _print_rows(rows, columns, given)
+    _print_for_people(rows, columns, given)
     return 0
 
 
@@ -123,7 +123,7 @@ def _handover(given: argparse.Namespace) -> int:
 
     rows, text = people.run_handover(load_config(given.config), given)
     if given.output == "table":
-        sys.stdout.write(text)
+        sys.stdout.write("".join(f"{make_printable(line)}\n" for line in text.splitlines()))
     else:
         _print_for_people(rows, list(rows[0]), given)
     return 0

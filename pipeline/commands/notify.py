@@ -49,8 +49,7 @@ def run_notify(
         say(f"{done['replayed']} messages are sent again")
         return list(done["notifications"]), LISTED, 0
     query = urllib.parse.urlencode({k: v for k in ("state", "incident") if (v := getattr(given, k, None))})
-    found = _get(config, f"/api/v1/notifications?{query}")["notifications"]
-    return [{**row, "created": f"{row['created'][:19]}Z"} for row in found], LISTED, 0
+    return list(_get(config, f"/api/v1/notifications?{query}")["notifications"]), LISTED, 0
 
 
 def _get(config: Config, path: str) -> Any:

@@ -43,7 +43,7 @@ def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Returns a table with columns as wide as their longest value; numbers are right-aligned."""
-    cells = [[_text(row[name]).replace("\n", " ") for name in columns] for row in rows]
+    cells = [[make_printable(_text(row[name])) for name in columns] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     right = [bool(rows) and all(isinstance(row[name], (int, float, type(None))) for row in rows) for name in columns]
     lines = [
@@ -53,6 +53,11 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
         for line in [list(columns), *cells]
     ]
     return "\n".join(lines) + "\n"
+
+
+def make_printable(text: str) -> str:
+    """Returns text without line ends and codes that a terminal would obey: comments and names come from others."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def _text(value: Any) -> str:

@@ -45,7 +45,7 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
         if given.output != "table":
             return [found], ()
-        return wrap_comments([*_fact_rows(found), *found["history"], *_impact_rows(found)]), HISTORY
+        return wrap_last([*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY), HISTORY
     state = f"?state={given.state}" if given.state else ""
     answer = _get(config, f"/incidents{state}")
     rows = answer["incidents"]
@@ -69,17 +69,17 @@ def describe_lateness(answer: Mapping[str, Any], now: int) -> str:
     )
 
 
-def wrap_comments(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """Returns rows of a history with long comments on several lines, so that a table of WIDTH cuts none."""
-    used = sum(
-        max([len(name), *(len(str(row[name] or "")) for row in rows)]) + 2 for name in ("number", "kind", "actor")
-    )
-    room = max(20, WIDTH - used - len("2026-01-31 08:00:00  "))
+def wrap_last(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Rows:
+    """Returns rows for people with a long text in the last column on several lines, so that a table of WIDTH cuts
+    none."""
+    *others, last = columns
+    shown = shorten_times(rows, columns)
+    used = sum(max([len(name), *(len(str(row[name] or "")) for row in shown)]) + 2 for name in others)
     found: Rows = []
-    for row in rows:
-        first, *more = textwrap.wrap(str(row["comment"] or ""), room) or [""]
-        found.append({**row, "comment": first})
-        found += [{**dict.fromkeys(row, ""), "comment": text} for text in more]
+    for row in shown:
+        first, *more = textwrap.wrap(str(row[last] or ""), max(20, WIDTH - used), break_on_hyphens=False) or [""]
+        found.append({**row, last: first})
+        found += [{**dict.fromkeys(row, None), last: text} for text in more]
     return found
 
 
@@ -255,7 +255,7 @@ RUN = {
 
 def shorten_times(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Rows:
     """Returns rows for people: times to the second, without the letters of ISO 8601."""
-    times = {"opened", "until", "time", "created", "expires"}
+    times = {"opened", "until", "time", "created", "expires", "delivered"}
     return [
         {c: str(r[c])[:19].replace("T", " ") if c in times and r.get(c) else r.get(c) for c in columns} for r in rows
     ]

@@ -145,7 +145,7 @@ def _show(config: Config, entity: str, time: str | None, form: str) -> str:
     found = _get(config, f"/api/v1/topology?{urlencode(asked)}")
     if not found["known"]:
         raise UsageError(
-            f"topology show: {entity} is not known at {found['time']}; fleetpulse sql 'FROM entities' has all"
+            f"topology show: {entity} is not known at {found['time'][:19]}Z; fleetpulse sql 'FROM entities' has all"
         )
     if form != "table":
         return json.dumps(found, indent=1) + "\n"
@@ -167,7 +167,7 @@ def _show(config: Config, entity: str, time: str | None, form: str) -> str:
         rows.append(
             {"relation": f"{row['count']} {row['kind']}", "entity": names + (", ..." if row["count"] > 6 else "")}
         )
-    head = f"{entity} at {found['time']}\n"
+    head = f"{entity} at {found['time'][:19]}Z\n"
     return head + render_rows(rows, ("relation", "entity", "source", "since", "peers"), "table", WIDTH)
 
 

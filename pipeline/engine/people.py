@@ -198,7 +198,12 @@ class People:
         if not [other for other in others if other != incident]:
             raise UsageError("incidents: expected at least one other incident")
         now = self.engine.clock()
-        change = lambda desk: desk.merge(incident, others, user, comment, now)  # noqa: E731
+
+        def change(desk: LiveDesk) -> list[Change]:
+            for one in (incident, *others):
+                self._require_open(one, "merged")
+            return desk.merge(incident, others, user, comment, now)
+
         return self._change(incident, "merge", user, f"{', '.join(others)}: {comment}", version, change)
 
     def split(
@@ -208,6 +213,7 @@ class People:
         now, made = self.engine.clock(), list[Change]()
 
         def change(desk: LiveDesk) -> list[Change]:
+            self._require_open(incident, "split")
             made.extend(desk.split(incident, entities, user, comment, now))
             return made
 

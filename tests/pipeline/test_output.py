@@ -39,6 +39,10 @@ def test_a_table_aligns_names_left_and_numbers_right() -> None:
     assert text == "n      v\na      1\nbcd  100\n"
 
 
+def test_a_table_has_one_line_per_row_and_no_codes_for_terminals() -> None:
+    assert render_rows([{"n": "a\nb\x1b[31m\u202ec"}], ("n",), "table") == "n\na b [31m c\n"
+
+
 def test_no_rows_give_a_header_or_an_empty_list() -> None:
     assert render_rows([], ("n",), "table") == "n\n"
     assert render_rows([], ("n",), "csv") == "n\n"

@@ -12,7 +12,9 @@ import fleetpulse
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
-from pipeline.commands.people import describe_lateness
+from pipeline.commands.notify import LISTED
+from pipeline.commands.output import render_rows
+from pipeline.commands.people import describe_lateness, wrap_last
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.verbs import VERBS
 from pipeline.config.sections import Api, Config, Store
@@ -139,6 +141,36 @@ def test_a_history_shows_long_comments_in_full_on_several_lines(site, run):
     begin = lines[0].index("comment")
     assert text in " ".join(line[begin:] for line in lines)
     assert not any("…" in line for line in lines)
+
+
+def test_a_merge_names_the_incident_that_is_resolved_or_unknown(site, run):
+    page, other = site.report("gpu:n0.0"), site.report("gpu:n5.0")
+    code, _, said = run("merge", page, "inc-nope", "--comment", "one")
+    assert (code, "incident inc-nope: no such incident" in said) == (2, True)
+    run("resolve", other, "--comment", "swapped")
+    code, _, said = run("merge", page, other, "--comment", "one")
+    assert (code, f"incident {other}: already resolved, cannot be merged" in said) == (4, True)
+    code, _, said = run("split", other, "gpu:n5.0", "--comment", "two")
+    assert (code, f"incident {other}: already resolved, cannot be split" in said) == (4, True)
+
+
+def test_codes_for_terminals_in_a_comment_are_not_printed(site, run):
+    page = site.report("gpu:n0.0")
+    run("comment", page, "--comment", "\x1b[2Jgone \x1b]0;title\x07 \u202eetad")
+    for words in (("incidents", "show", page), ("audit",), ("handover",)):
+        out = run(*words)[1]
+        assert page in out or "gone" in out
+        assert not set(out) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_a_long_answer_of_a_receiver_is_shown_in_full_in_120_columns():
+    answer = "[[notify.slack]] slack: token_file = '/etc/fleetpulse/slack-token': " + "cannot be read: " * 12
+    rows = [{**dict.fromkeys(LISTED, "x"), "created": "2026-11-27T15:57:22.749357Z", "answer": answer.strip()}]
+    lines = render_rows(wrap_last(rows, LISTED), LISTED, "table").splitlines()
+    assert max(map(len, lines)) <= 120
+    begin = lines[0].index("answer")
+    assert " ".join(line[begin:] for line in lines[1:]) == answer.strip()
+    assert "2026-11-27 15:57:22 " in lines[1]
 
 
 def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, monkeypatch):
