@@ -40,14 +40,14 @@ class Moment:
     """What is compared before and after a step."""
 
     incidents: tuple[tuple[str, str], ...]
-    alerts: int
+    ever: int
 
 
 def drill(server: BareMachine, node: BareMachine, old: dict[str, Path]) -> None:
     """Runs all steps and prints a row for each. old: machine name -> folder below which debs of both versions are."""
     since = wait_for("an incident", lambda: _sql(server, INCIDENTS) and _sql(server, "SELECT max(time) AS t FROM node"))
     begun, before = since[0]["t"], _moment(server)
-    print("| step | version | rows stored, twice, gaps and dead letters | pauses of the agent | incidents and alerts |")
+    print("| step | version | rows stored, twice, gaps and dead letters | pauses of the agent | incidents |")
     for what, where, version in STEPS:
         machine = server if where == "server" else node
         (deb,) = (old[machine.name] / ("new" if version == "new" else ".")).glob("*.deb")
@@ -66,7 +66,7 @@ def drill(server: BareMachine, node: BareMachine, old: dict[str, Path]) -> None:
 
 def _moment(server: BareMachine) -> Moment:
     found = tuple((str(row["id"]), str(row["opened"])) for row in _sql(server, INCIDENTS))
-    return Moment(found, int(_sql(server, "SELECT count(*) AS n FROM outbox")[0]["n"]))
+    return Moment(found, int(_sql(server, "SELECT count(*) AS n FROM incidents")[0]["n"]))
 
 
 def _has_new_rows(server: BareMachine) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Collection
 
 from pipeline.commands.options import (
     COMPARED,
@@ -204,16 +205,15 @@ def build_parser() -> argparse.ArgumentParser:
             verbs = one.add_subparsers(dest="verb", metavar="VERB")
             for verb, (summary, own) in VERBS[name].items():
                 description = f"{summary[0].upper()}{summary[1:]}."
-                _add_options(
-                    verbs.add_parser(verb, help=summary, description=description, allow_abbrev=False), own, inner=True
-                )
+                below = verbs.add_parser(verb, help=summary, description=description, allow_abbrev=False)
+                _add_options(below, own, {flags[0] for flags, _ in (CONFIG, *options)})
     return top
 
 
-def _add_options(parser: argparse.ArgumentParser, options: tuple[Any, ...], inner: bool = False) -> None:
-    """Adds options to a parser; missing options of a subcommand keep the values of the command."""
+def _add_options(parser: argparse.ArgumentParser, options: tuple[Any, ...], outer: Collection[str] = ()) -> None:
+    """Adds options to a parser. outer: options of its command, which keep the values that are given there."""
     for flags, settings in (CONFIG, *options):
-        quiet = inner and flags[0].startswith("-") and not settings.get("required")
+        quiet = flags[0] in outer and not settings.get("required")
         parser.add_argument(*flags, **{**settings, **({"default": argparse.SUPPRESS} if quiet else {})})
 
 

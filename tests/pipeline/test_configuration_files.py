@@ -139,6 +139,12 @@ def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkey
     assert "api.host" not in found
 
 
+def test_show_without_a_flag_lists_every_key_and_with_changed_only_those_that_are_set(main: Path) -> None:
+    every, changed = rows("show", "--config", str(main)), rows("show", "--changed", "--config", str(main))
+    assert len(every) > 100
+    assert 0 < len(changed) < 20
+
+
 def test_diff_lists_the_keys_whose_values_differ(main: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text(MAIN.replace("east", "west"))
