@@ -43,6 +43,7 @@ def _run(given: argparse.Namespace) -> int:
     from pipeline.model.errors import FleetpulseError
 
     try:
+        set_state_home()
         if given.command in ON_NODES:
             _limit_blas_threads()
         if given.command in KEEP_STATE:
@@ -69,6 +70,18 @@ def _limit_blas_threads() -> None:
     import os
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def set_state_home() -> None:
+    """Sets XDG_STATE_HOME for a user without a home, as a dynamic user of systemd on a host without libnss-systemd or a
+    number in a container, so that state is in the unit's StateDirectory or a folder `fleetpulse` below it."""
+    import os
+
+    if os.environ.get("XDG_STATE_HOME") or not os.path.expanduser("~").startswith("~"):
+        return
+    folder = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or "/var/lib/fleetpulse"
+    parent, _, name = folder.rstrip("/").rpartition("/")
+    os.environ["XDG_STATE_HOME"] = (parent or "/") if name == "fleetpulse" else folder
 
 
 def _set_private_umask() -> None:

@@ -96,14 +96,9 @@ _TAKEOVER = constraint("seconds, 60 to 86400", lambda value: 60 <= value <= 8640
 def state_directory() -> Path:
     """The default folder of state on disk: ~/.local/state/fleetpulse (or below XDG_STATE_HOME).
 
-    A user without a home, as a dynamic user of systemd on a host without libnss-systemd: the unit's StateDirectory.
+    The command sets XDG_STATE_HOME for users without a home.
     """
-    if given := os.environ.get("XDG_STATE_HOME"):
-        return Path(given) / "fleetpulse"
-    try:
-        return Path.home() / ".local/state/fleetpulse"
-    except RuntimeError:
-        return Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or "/var/lib/fleetpulse")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fleetpulse"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fleetpulse
 from pipeline.commands import doctor
 from pipeline.config.sections import Api, Config, Spool, load_config, state_directory
 from tests.daemons import free_ports
@@ -47,7 +48,14 @@ def test_a_user_without_a_home_keeps_state_where_its_unit_says(monkeypatch: pyte
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert state_directory() == Path("/var/lib/fleetpulse")
-    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/one:/var/lib/two")
-    assert state_directory() == Path("/var/lib/one")
-    assert load_config(None, {}).spool.directory == Path("/var/lib/one/spool")
+    for given, found in (
+        (None, "/var/lib/fleetpulse"),
+        ("/var/lib/fleetpulse", "/var/lib/fleetpulse"),
+        ("/var/lib/one:/var/lib/two", "/var/lib/one/fleetpulse"),
+    ):
+        monkeypatch.setenv("XDG_STATE_HOME", "")
+        if given:
+            monkeypatch.setenv("STATE_DIRECTORY", given)
+        fleetpulse.set_state_home()
+        assert state_directory() == Path(found)
+    assert load_config(None, {}).spool.directory == Path("/var/lib/one/fleetpulse/spool")
