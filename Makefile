@@ -41,7 +41,8 @@ docs: .venv/.installed ## write docs/{signals,events,detectors,simulator,exporte
 pictures: .venv/.tests-installed ## make the pictures of README and docs from the demo, in a headless Chromium
 	@PYTHONPATH=. $(BIN)/python -P docs/pictures.py
 
-soak: .venv/.tests-installed ## run for hours: a day of faults against the agent, a killed and a frozen broker, a million hostile inputs of each format, 1,000 kills of the pipeline (HOURS=n MINUTES=n ROUNDS=n)
+soak: .venv/.tests-installed ## run for hours: new examples of all properties, a day of faults against the agent, a killed and a frozen broker, a million hostile inputs of each format, 1,000 kills of the pipeline (HOURS=n MINUTES=n ROUNDS=n)
+	@FLEETPULSE_TEST_ALL_EXAMPLES=1 FLEETPULSE_TEST_NEW_EXAMPLES=1 $(PYTEST) -m hypothesis
 	@$(BIN)/python -m benchmarks.storm --hours $(or $(HOURS),24)
 	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10)
 	@$(BIN)/python -m benchmarks.outage --minutes $(or $(MINUTES),10) --freeze

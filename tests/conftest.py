@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.examples import examples
+from tests.examples import are_fixed, examples
 from tests.kafka_broker import Address, Broker, BrokerError, External, class_path, missing
 from tests.kafka_security import Security
 from tests.parts import do_without
@@ -62,7 +62,11 @@ two compile most loops, half a minute each, and keep the code for the tests afte
 
 # tests run in parallel: the run time of an example shows nothing about it
 settings.register_profile(
-    "crowded", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "crowded",
+    max_examples=examples(100),
+    deadline=None,
+    derandomize=are_fixed(),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("crowded")
 

@@ -1,7 +1,7 @@
-"""How many examples Hypothesis tries a property on: a fifth in `make test`; `make test-all` runs it again with all.
+"""Which examples Hypothesis tries a property on: a fifth in `make test`, all in `make test-all`, new ones in `make soak`.
 
-`make test` is for every change, and new examples are drawn in each run of it: a rare failure is found within a few
-changes, and at the latest by `make test-all`.
+Both tests draw the same examples in each run, so that a change fails only by what it changed. The soak draws new ones:
+a failure that it finds becomes an explicit example (`@example`) of the property.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 ALL_EXAMPLES = "FLEETPULSE_TEST_ALL_EXAMPLES"
-"""Set by `make test-all`."""
+"""Set by `make test-all` and `make soak`."""
+_NEW_EXAMPLES = "FLEETPULSE_TEST_NEW_EXAMPLES"  # set by `make soak`
 _SHARE = 5
 _FEWEST = 5  # fewer would often draw nothing but the simplest values
 
@@ -17,3 +18,8 @@ _FEWEST = 5  # fewer would often draw nothing but the simplest values
 def examples(count: int) -> int:
     """Returns how many of a property's examples this run tries."""
     return count if os.environ.get(ALL_EXAMPLES) else min(count, max(_FEWEST, count // _SHARE))
+
+
+def are_fixed() -> bool:
+    """Returns whether each run draws the same examples."""
+    return not os.environ.get(_NEW_EXAMPLES)
