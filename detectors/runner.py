@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
+from detectors.base.event_data import events_of
 from detectors.base.findings import OpenConditions, build_finding, close_ended, due_report
 from detectors.base.state import FORMAT, Buffer, check_axes, pack_state, unpack_state
 from detectors.calibrations import apply_calibration_events, export_calibration, list_calibration
@@ -419,7 +420,7 @@ def _is_cleared(finding: Finding) -> bool:
 
 def _accepted_as_normal(frames: Mapping[str, Frame]) -> list[tuple[str, str]]:
     """Returns (detector, entity) of feedback "not a fault"; the Desk mutes these until the condition has cleared."""
-    feedback = (e for f in frames.values() for e in f.events if e.kind == "feedback")
+    feedback = events_of(frames, "feedback")
     return [(str(e.data.get("detector")), e.entity) for e in feedback if e.data.get("verdict") == "not_a_fault"]
 
 

@@ -1,4 +1,4 @@
-"""Which examples Hypothesis tries a property on: a fifth in `make test`, all in `make test-all`, new ones in `make soak`.
+"""Which examples of a property Hypothesis tries: a fifth in `make test`, all in `make test-all`, new in `make soak`.
 
 Both tests draw the same examples in each run, so that a change fails only by what it changed. The soak draws new ones:
 a failure that it finds becomes an explicit example (`@example`) of the property.

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.topology_index import find_positions, per_device_topology
-from pipeline.model.rank_changes import RankChanges
+from detectors.base.topology_index import ChangedEntities, find_positions, per_device_topology
 from pipeline.model.records import Frame
-from pipeline.model.topology import WORK, Topology
+from pipeline.model.topology import Topology
 
 Key = tuple[int, ...]
 OWN = frozenset(
@@ -132,23 +131,19 @@ class _Terms:
         self._rungs = rungs
         self._keys: list[dict[tuple[object, ...], int]] = []  # by rung: values -> their number
         self._numbers = np.empty((len(rungs), 0), np.int32)
-        self._changes = RankChanges()
+        self._changed = ChangedEntities()
 
     def __reduce__(self) -> tuple[type[_Terms], tuple[tuple[tuple[str, ...], ...]]]:
         return _Terms, (self._rungs,)
 
     def read(self, frame: Frame) -> list[tuple[list[tuple[object, ...]], NDArray[np.int32]]]:
         """Returns for each rung the known values, and the (N,) number among them of each entity; -1: one is missing."""
-        size = len(frame.entities)
-        changed = self._changes.read(frame.topology) if frame.device_class in WORK else None
-        if changed is None or size < self._numbers.shape[1]:
+        everything, positions = self._changed.read(frame)
+        if everything:
             self._keys, self._numbers = [{} for _ in self._rungs], np.empty((len(self._rungs), 0), np.int32)
-            changed = ()
-        before = self._numbers.shape[1]
-        self._numbers = np.pad(self._numbers, ((0, 0), (0, size - before)), constant_values=-1)
-        at = find_positions(frame) if changed else {}
-        again = {i for entity in changed if 0 <= (i := at.get(entity, -1)) < before}
-        for i in (*again, *range(before, size)):
+        more = len(frame.entities) - self._numbers.shape[1]
+        self._numbers = np.pad(self._numbers, ((0, 0), (0, more)), constant_values=-1)
+        for i in positions:
             for rung, (terms, keys) in enumerate(zip(self._rungs, self._keys, strict=True)):
                 key = _find_values(frame.topology, frame.entities[i], terms)
                 self._numbers[rung, i] = -1 if key is None else keys.setdefault(key, len(keys))
@@ -180,20 +175,19 @@ class AncestorIndex:
         self.kind = kind
         self._found = np.empty(0, np.int32)
         self._known: tuple[str, str, int] = "", "", 0
-        self._changes = RankChanges()
+        self._changed = ChangedEntities()
 
     @per_device_topology
     def positions(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
         """Returns (N,) position in `other`; -1 where there is none."""
         key, size = (frame.device_class, other.device_class, len(other.entities)), len(frame.entities)
-        changed = self._changes.read(frame.topology) if frame.device_class in WORK else None
-        before = len(self._found)
-        if changed is None or key != self._known or size < before:
-            changed, before, self._known = (), 0, key
-        mine = find_positions(frame) if changed else {}
+        everything, positions = self._changed.read(frame)
         found, at = np.full(size, -1, np.int32), find_positions(other)
-        found[:before] = self._found[:before]
-        for i in (*(i for e in changed if 0 <= (i := mine.get(e, -1)) < before), *range(before, size)):
+        if everything or key != self._known:
+            positions, self._known = range(size), key
+        else:
+            found[: len(self._found)] = self._found
+        for i in positions:
             above = frame.topology.ancestor_of_kind(frame.entities[i], self.kind)
             found[i] = at.get(above, -1) if above else -1
         self._found = found

@@ -66,10 +66,14 @@ def as_edge_event(event: Event) -> EdgeEvent | None:
     return EdgeEvent(event.time, event.entity, event.kind, state == "active", since, event)
 
 
+def events_of(frames: Mapping[str, Frame], *kinds: str) -> list[Event]:
+    """Returns the events of these kinds at an instant: by class of the frame, in each as they arrived."""
+    return [event for device_class in sorted(frames) for event in frames[device_class].events if event.kind in kinds]
+
+
 def edge_events(frames: Mapping[str, Frame], kinds: Sequence[str]) -> list[EdgeEvent]:
     """Returns the edge events of these kinds in order of time; malformed ones are left out."""
-    events = (e for c in sorted(frames) for e in frames[c].events if e.kind in kinds)
-    found = [edge for edge in map(as_edge_event, events) if edge is not None]
+    found = [edge for edge in map(as_edge_event, events_of(frames, *kinds)) if edge is not None]
     return sorted(found, key=lambda e: (e.time, e.entity, e.kind))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.event_data import read_duration
+from detectors.base.event_data import events_of, read_duration
 from detectors.base.state import State, notes
 from detectors.base.topology_index import below_mask, per_device_topology
 from pipeline.model.records import SECOND, Event, Frame
@@ -25,6 +25,7 @@ SETTLES = 600 * SECOND
 """us that a device needs after work, a boot or a change of software: links train, caches and coolant warm up. Chosen:
 twice the boot of a server with 8 GPUs."""
 _REMEMBERED = 24 * 3600 * SECOND  # us after which changes and starts no longer matter; chosen
+_LONGEST_WRITE_S = 3600.0  # s that a checkpoint excuses at most: a longer write has failed; chosen
 _KINDS = frozenset({"maintenance_start", "maintenance_end", "version", "reset", "job_start", "job_end"})
 
 
@@ -47,9 +48,8 @@ class Gates(State):
     def update(self, frames: Mapping[str, Frame]) -> int | None:
         """Reads the events of an instant; returns its time, None without a frame."""
         time = max((frame.time for frame in frames.values()), default=None)
-        events = [e for frame in frames.values() for e in frame.events if e.kind in _KINDS]
         if time is not None:
-            for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
+            for event in sorted(events_of(frames, *_KINDS), key=lambda e: (e.time, e.entity, e.kind)):
                 self._record(event, time)
             self._drop_old(time)
         return time
@@ -120,3 +120,23 @@ class Gates(State):
         """Returns the time of the end of a job within a day; None if it started again since."""
         end = self._ended.get(job)
         return None if end is None or self._started.get(job, end - 1) >= end else end
+
+
+@dataclass
+class Checkpoints(State):
+    """Jobs that write a checkpoint: its writers compute longer. until: job -> the end of it (us)."""
+
+    until: dict[str, int] = notes()
+
+    def update(self, frames: Mapping[str, Frame], time: int) -> list[str]:
+        """Reads the events of an instant; returns the jobs that write a checkpoint."""
+        for event in events_of(frames, "checkpoint"):
+            if (lasts := read_duration(event.data.get("seconds"), _LONGEST_WRITE_S)) is not None:
+                self.until[event.entity] = event.time + int(lasts * SECOND)
+        self.until = {job: until for job, until in self.until.items() if until >= time}
+        return list(self.until)
+
+
+def find_relearned(frames: Mapping[str, Frame]) -> list[str]:
+    """Returns the entities with other software, or back from maintenance, at this instant."""
+    return [event.entity for event in events_of(frames, "version", "reset", "maintenance_end")]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.base.topology_index import find_nodes
 from pipeline.model.rank_changes import RankChanges
+from pipeline.model.records import Frame
 from pipeline.model.topology import Topology
 
 
@@ -40,6 +45,13 @@ class JobIndex:
         """Returns the GPUs of a node."""
         return self._jobs(topology).gpus.get(node, frozenset())
 
+    def places(self, gpus: Frame, nics: Frame | None) -> JobPlaces:
+        """Returns where jobs are in frames of GPUs and ports."""
+        jobs, size = self._jobs(gpus.topology), (len(gpus.entities), len(nics.entities) if nics else 0)
+        if size not in jobs.places:
+            jobs.places[size] = _find_places(jobs, gpus, nics)
+        return jobs.places[size]
+
     def _jobs(self, topology: Topology) -> _Jobs:
         known = self._found.get(topology)
         if known is None or known[0] != topology.version:
@@ -47,12 +59,23 @@ class JobIndex:
         return known[1]
 
 
+class JobPlaces(NamedTuple):
+    """Jobs in frames. nodes: job -> its nodes.
+
+    of_gpu, of_port: (N,) number of the job of each GPU, and of each port of a node with one job; -1 none.
+    """
+
+    nodes: Mapping[str, tuple[str, ...]]
+    of_gpu: NDArray[np.int64]
+    of_port: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class _Jobs:
     """What the index knows of one topology.
 
     gpus: node -> its GPUs.   node_of: GPU -> its node.   ranks: GPU -> ancestors by kind of each rank on it.
-    around, on: of the last of them, and its job.   of_node: node -> the only job on it.
+    around, on: of the last of them, and its job.   of_node: node -> the only job on it.   places: by sizes of frames.
     """
 
     gpus: Mapping[str, frozenset[str]]
@@ -61,6 +84,7 @@ class _Jobs:
     around: dict[str, Mapping[str, str]] = field(default_factory=dict)
     on: dict[str, str] = field(default_factory=dict)
     of_node: dict[str, str] = field(default_factory=dict)
+    places: dict[tuple[int, int], JobPlaces] = field(default_factory=dict)
     changes: RankChanges = field(default_factory=RankChanges)
     _gpu_of: dict[str, str] = field(default_factory=dict)  # rank -> the GPU that it is on
 
@@ -117,6 +141,7 @@ def _renew(known: _Jobs | None, topology: Topology) -> _Jobs:
     """Returns what is known of a topology now; of changed jobs only what they changed is read."""
     changed = known.changes.read(topology) if known is not None else None
     if known is not None and changed is not None:
+        known.places.clear()
         known.place((e for e in changed if e.startswith("rank:")), topology)
         return known
     made = _Jobs(*_find_gpus(topology))
@@ -133,3 +158,15 @@ def _find_gpus(topology: Topology) -> tuple[Mapping[str, frozenset[str]], Mappin
     for gpu, node in node_of.items():
         gpus.setdefault(node, set()).add(gpu)
     return {node: frozenset(mine) for node, mine in gpus.items()}, node_of
+
+
+def _find_places(jobs: _Jobs, gpus: Frame, nics: Frame | None) -> JobPlaces:
+    on = [*map(jobs.on.get, gpus.entities)]
+    nodes: dict[str, dict[str, None]] = {}
+    for node, job in zip(find_nodes(gpus), on, strict=True):
+        if job:
+            nodes.setdefault(job, {})[node] = None
+    number = {job: i for i, job in enumerate(nodes)}
+    of_port = map(jobs.of_node.get, find_nodes(nics) if nics else ())
+    of = [np.array([-1 if job is None else number.get(job, -1) for job in each], np.int64) for each in (on, of_port)]
+    return JobPlaces({job: tuple(found) for job, found in nodes.items()}, of[0], of[1])

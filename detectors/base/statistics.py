@@ -24,6 +24,20 @@ def grouped_median(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, N
     return median[groups], size[groups]
 
 
+def group_medians_of(values: Floats, groups: NDArray[np.integer], count: int) -> Floats:
+    """Returns (count,) median of the finite values of each group; NaN for an empty one. groups: -1 none."""
+    median = np.empty(count)
+    group_medians(np.asarray(values, np.float64), groups.astype(np.int32), median, np.empty(count, np.int64))
+    return median
+
+
+def group_means(values: Floats, groups: NDArray[np.integer], count: int) -> Floats:
+    """Returns (count,) mean of the finite values of each group; NaN for an empty one. groups: -1 none."""
+    known = (groups >= 0) & np.isfinite(values)
+    size = np.bincount(groups[known], minlength=count)
+    return np.asarray(np.bincount(groups[known], values[known], count) / np.where(size > 0, size, np.nan))
+
+
 def median_of(values: Floats) -> tuple[float, int]:
     """Returns the median of the finite values, NaN without one, and how many they are."""
     median, size = np.empty(1), np.empty(1, np.int64)

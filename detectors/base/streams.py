@@ -11,7 +11,7 @@ others by far. Single precision: 24 bytes a stream, and 5 for its quiet tail.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -347,6 +347,12 @@ class Streams(State):
         self.quiet.grow(size)
         if size > self._room.shape[1]:
             self._room = np.empty((4, size), np.float32)
+
+    def clear_conditions(self, positions: Sequence[int] | NDArray[np.intp]) -> None:
+        """Ends the conditions of some streams and restarts their sums; their baselines stay."""
+        known = [i for i in positions if i < self.cells.shape[1]]
+        self.cells[[[kernel.UP], [kernel.DOWN], [kernel.EFFECT]], known] = 0.0
+        self.cells[kernel.WORD].view(np.uint32)[known] &= ~(kernel.ON_UP | kernel.ON_DOWN | kernel.HELD_BITS)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`; the order of the cohorts is computed with the next sample."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import Frame
 from pipeline.model.topology import WORK, Topology, kind_of
 
@@ -209,6 +210,30 @@ def find_positions(frame: Frame) -> Mapping[str, int]:
         at.update(zip(entities[size:], range(size, len(entities)), strict=True))
         known = of_class[frame.device_class] = entities, at
     return known[1]
+
+
+class ChangedEntities:
+    """What one reader has seen of a class: of ranks, which come and go, only those that changed are read again.
+
+    A pickle or copy of it has seen no rank.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._ranks = RankChanges()
+
+    def read(self, frame: Frame) -> tuple[bool, Sequence[int]]:
+        """Returns whether everything may have changed, and the positions of the entities to read: changed or new."""
+        before, self._size = self._size, len(frame.entities)
+        changed = self._ranks.read(frame.topology) if frame.device_class in WORK else None
+        if changed is None or self._size < before:
+            return True, range(self._size)
+        at = find_positions(frame) if changed else {}
+        return False, [*sorted({i for e in changed if 0 <= (i := at.get(e, -1)) < before}), *range(before, self._size)]
+
+    def forget(self) -> None:
+        """Lets everything be read again."""
+        self._ranks.forget()
 
 
 def below_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:

@@ -23,6 +23,7 @@ from detectors.link.error_counts import PACKETS, PHYSICAL, ErrorLimits, PortErro
 from detectors.link.port_states import UP, PortStates
 from detectors.link.port_troubles import (
     BUSY,
+    FABRIC,
     IDLE,
     PACKET_COUNTERS,
     UNKNOWN_WORK,
@@ -64,7 +65,7 @@ class Link(Detector):
     sooner if both ends of the cable have them, or the module is hot. More than `leaf_share` of a leaf's ports (at least
     `leaf_ports`) down within `leaf_within` s, or one poll: one page for the leaf, none for its ports. The same if more
     than 30 % of at least eight ports of a leaf begin to have errors within five minutes; if they are on several leaves,
-    the entity is `fabric:all`.
+    the entity is the rail that all of them are on, else `fabric:all`.
 
     Nothing counts during announced maintenance and until links have settled, on a port that is disabled or whose
     counters have just started, on one whose far end's node is silent (it boots), or in a counter that was reset or is
@@ -223,6 +224,9 @@ class Link(Detector):
     def _leaf_of(self, frame: Frame, i: int) -> str:
         return frame.topology.ancestor_of_kind(frame.entities[i], "leaf") or ""
 
+    def _rail_of(self, frame: Frame, i: int) -> str:
+        return frame.topology.ancestor_of_kind(frame.entities[i], "rail") or FABRIC
+
     @per_device_topology
     def _port_indices(self, frame: Frame) -> dict[str, int]:
         """Returns the index of each port in the frame."""
@@ -305,12 +309,13 @@ class Link(Detector):
         return found
 
     def _storm_findings(self, frame: Frame, below_down_leaf: NDArray[np.bool_], bad: list[int]) -> list[Finding]:
-        """Returns findings of leaves, or of the fabric, on which many ports began to have errors together."""
+        """Returns findings of leaves, of a rail or of the fabric, on which many ports began to have errors together."""
         if not (bad or self.storms.standing or self.storms.shared):
             return []
-        leaf_of, leaves = (lambda i: self._leaf_of(frame, i)), self._leaf.groups(frame)
+        leaf_of, rail_of = (lambda i: self._leaf_of(frame, i)), (lambda i: self._rail_of(frame, i))
+        leaves = self._leaf.groups(frame)
         erring = self._erring_ports(frame, below_down_leaf)
-        storms = self.storms.find_storms(erring, leaves, leaf_of, frame.entities, frame.time)
+        storms = self.storms.find_storms(erring, leaves, (leaf_of, rail_of), frame.entities, frame.time)
         due = ((s, due_report(self.conditions, s.entity, frame.time, s.since, s.level)) for s in storms)
         return [self._storm_finding(frame, storm, report) for storm, report in due if report is not None]
 

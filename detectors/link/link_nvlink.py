@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import read_integer, read_text
+from detectors.base.event_data import events_of, read_integer, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import SETTLES, Gates
 from detectors.base.streams import LEARN
@@ -281,10 +281,9 @@ def update_messages(messages: DriverMessages, frames: Mapping[str, Frame], time:
 
 
 def _nvlink_events(frames: Mapping[str, Frame]) -> list[Event]:
-    events = [e for frame in frames.values() for e in frame.events if e.kind in ("xid", "sxid")]
     return [
         e
-        for e in events
+        for e in events_of(frames, "xid", "sxid")
         if e.data.get("severity") != "info"
         and not e.data.get("root")
         and (e.kind == "sxid" or e.data.get("class") == "nvlink" or read_integer(e.data.get("xid")) in NVLINK_XIDS)

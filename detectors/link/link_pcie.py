@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Cohorts, Peers
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import read_number, read_text
+from detectors.base.event_data import events_of, read_number, read_text
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_median
@@ -121,7 +121,7 @@ class LinkPcie(Detector):
 
     def _update_aer(self, frames: Mapping[str, Frame], time: int) -> None:
         """Keeps the newest AER event of each node for a while."""
-        for event in (e for frame in frames.values() for e in frame.events if e.kind == "aer"):
+        for event in events_of(frames, "aer"):
             facts = {name: read_text(event.data.get(name)) for name in ("device", "kind")}
             errors = event.data.get("errors")
             counted = (

@@ -38,6 +38,7 @@ from detectors.link.port_states import PortStates, burst_onset
 from pipeline.model.entity_names import short_duration, short_number
 from pipeline.model.links import PEER
 from pipeline.model.records import SECOND, Frame, Level
+from pipeline.model.topology import kind_of
 
 PACKET_COUNTERS = frozenset({"nic.crc_errors", "nic.phy_crc_errors", "nic.port_rx_errors"})
 """Error counters of whole packets: more traffic causes more of them whatever the reason."""
@@ -415,7 +416,7 @@ class ErringPorts:
 
 @dataclass(frozen=True, slots=True)
 class ErrorStorm:
-    """Many ports of a leaf or of the fabric with errors together: `erring` of `ports`."""
+    """Many ports of a leaf, a rail or the fabric with errors together: `erring` of `ports`."""
 
     entity: str
     level: Level
@@ -428,23 +429,36 @@ class ErrorStorm:
 class ErrorStorms(State):
     """Storms that hold, and the ports whose errors are part of one."""
 
-    standing: dict[str, int] = notes()  # leaf or fabric -> since when
+    standing: dict[str, int] = notes()  # leaf, rail or fabric -> since when
     shared: dict[str, int] = notes()  # port -> when it was last part of a storm
 
     def find_storms(
-        self, erring: ErringPorts, leaves: Groups, leaf_of: Callable[[int], str], names: Sequence[str], time: int
+        self,
+        erring: ErringPorts,
+        leaves: Groups,
+        above: tuple[Callable[[int], str], Callable[[int], str]],
+        names: Sequence[str],
+        time: int,
     ) -> list[ErrorStorm]:
-        """Returns the storms of this instant: one of the fabric where several leaves are affected, else of one leaf."""
+        """Returns the storms of this instant: of one leaf or, where several are affected, of their rail or the fabric.
+
+        above: give the leaf of a port, and its rail, FABRIC where none is known.
+        """
+        leaf_of, rail_of = above
         self.shared = {port: at for port, at in self.shared.items() if 0 <= time - at <= _SHARED_FOR}
         if len(erring.at) <= STORM_SHARE * STORM_PORTS:
             self.standing = {}
             return []
         of_leaves = self._find_groups(erring, leaves, leaf_of)
-        everywhere = self._find_groups(erring, np.zeros(len(leaves), np.int32), lambda i: FABRIC)
+        wide = next((e for e in self.standing if kind_of(e) != "leaf"), FABRIC)
+        everywhere = self._find_groups(erring, np.zeros(len(leaves), np.int32), lambda i: wide)
         if len(of_leaves) > 1 and not everywhere:
             everywhere = [(FABRIC, np.concatenate([at for _, at, _ in of_leaves]), sum(n for _, _, n in of_leaves))]
         if everywhere and len(np.unique(leaves[erring.at[everywhere[0][1]]])) == 1 and of_leaves:
             everywhere = []
+        for _, members, size in everywhere:
+            rails = {rail_of(i) for i in erring.at[members].tolist()}
+            everywhere = [(rails.pop() if len(rails) == 1 else FABRIC, members, size)]
         found, before = [], self.standing
         self.standing = {}
         for entity, members, size in everywhere or of_leaves:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.base.event_data import read_text
+from detectors.base.event_data import events_of, read_text
 from detectors.base.state import State, memory, notes, parts
 from detectors.sdc.votes import CanaryVerdict, FalseMismatch
 from pipeline.model.records import Event, Frame
@@ -261,7 +261,7 @@ class GpuJobs(State):
 
     def update(self, frames: Mapping[str, Frame]) -> None:
         """Reads the events of an instant."""
-        events = [e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")]
+        events = events_of(frames, "job_start", "job_end")
         for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind == "job_start")):
             self._apply_event(event)
         if events and len(self.jobs) > _MAX_JOBS:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from detectors.base.budget import DAY_S, GPUS
 from detectors.base.detector import Detector, notes, part
-from detectors.base.event_data import read_text
+from detectors.base.event_data import events_of, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.sdc.ledger import MAX_NAMED, UPSET_RATE, GpuJobs, MismatchLedger, Record, RightResults
@@ -87,7 +87,7 @@ class SdcVote(Detector):
         topology = next(iter(frames.values())).topology
         self.gates.update(frames)
         self.jobs.update(frames)
-        results = sorted((e for e in _digests(frames) if is_result(e)), key=lambda e: (e.time, e.entity))
+        results = sorted((e for e in events_of(frames, "digest") if is_result(e)), key=lambda e: (e.time, e.entity))
         over: dict[str, str] = {}
         if results:
             self.results.add_devices(frames)
@@ -188,10 +188,6 @@ class SdcVote(Detector):
         return Finding(time, due[0], entity, self.name, due[1], float(record["count"]), summary, evidence, _SIGNALS)
 
 
-def _digests(frames: Mapping[str, Frame]) -> Iterable[Event]:
-    return (e for device_class in sorted(frames) for e in frames[device_class].events if e.kind == "digest")
-
-
 def _comparison_key(topology: Topology, entity: str) -> str:
     """Returns SKU and driver: devices that differ in them may round otherwise."""
     known = [topology.attributes.get(e, {}) for e in (entity, *topology.ancestors(entity))]
@@ -241,8 +237,8 @@ def _record_evidence(record: Record, odds: float, last_right: int, split: Sequen
 
 def _clears_when(confirmed: bool) -> str:
     if confirmed:
-        return "another device in its place, or more right rounds in a row than a device that fails as often would have"
-    return "its next right round of the same canary"
+        return "the device is replaced, or it gives more right answers in a row than one that fails as often would"
+    return "the next right answer of this device to the same canary"
 
 
 def _localise(wrong: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -5,12 +5,12 @@ A round is judged once all ranks have reported their digest, or when it has wait
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from detectors.base.detector import Detector, notes, part
-from detectors.base.event_data import read_integer, read_text
+from detectors.base.event_data import events_of, read_integer, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.state import State
 from detectors.sdc.ledger import chance_of_streak
@@ -171,12 +171,12 @@ class SdcReplica(Detector):
             return []
         time = max(frame.time for frame in frames.values())
         topology = next(iter(frames.values())).topology
-        for event in _events_of(frames, ("job_start", "job_end", "checkpoint")):
+        for event in events_of(frames, "job_start", "job_end", "checkpoint"):
             if event.kind == "checkpoint":
                 self._count_checkpoint(event)
             elif kind_of(event.entity) == "job":
                 self.rounds.restart_job(event.entity.partition(":")[2])
-        for event in _events_of(frames, ("replica_digest",)):
+        for event in events_of(frames, "replica_digest"):
             self.rounds.add_digest(event)
         for judged in self.rounds.judge_due(time, int(self.patience * SECOND)):
             self._apply_round(judged, topology)
@@ -340,10 +340,6 @@ class SdcReplica(Detector):
 
 def _plural(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _events_of(frames: Mapping[str, Frame], kinds: tuple[str, ...]) -> Iterable[Event]:
-    return (e for device_class in sorted(frames) for e in frames[device_class].events if e.kind in kinds)
 
 
 def _gpu_of(topology: Topology, rank: str) -> str:

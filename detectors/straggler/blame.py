@@ -158,11 +158,6 @@ def decide_level(
     return "ticket" if quick or (held >= hold and cost >= CORROBORATED) else "suspect"
 
 
-def describe_causes(found: Sequence[Cause]) -> str:
-    """Returns the causes in full, for the evidence."""
-    return "; ".join(cause.text for cause in found) if found else "cause not visible"
-
-
 def write_title(
     suspicion: Suspicion, compared: Comparison, gpu: str | None, causes: Sequence[Cause], started: bool
 ) -> str:

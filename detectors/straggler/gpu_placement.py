@@ -17,7 +17,7 @@ from detectors.base.cohorts import AncestorIndex
 from detectors.base.job_index import JobIndex
 from detectors.base.state import State, memory, notes
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import find_nodes, per_device_topology
+from detectors.base.topology_index import find_nodes
 from pipeline.model.records import SECOND, Frame
 
 Ints = NDArray[np.int32]
@@ -209,8 +209,10 @@ class GpuPlacement(Placement):
     _around: list[Mapping[str, str] | None] = field(default_factory=list, init=False, repr=False)
     _ranks: AncestorIndex = field(default_factory=lambda: AncestorIndex("gpu"), init=False, repr=False)
 
-    def update_topology(self, frame: Frame) -> Bools | None:
-        """Follows topology and fleet; where they changed, returns (N,) GPUs with other peers than before."""
+    def update_topology(self, frame: Frame, product: Ints) -> Bools | None:
+        """Follows topology and fleet; where they changed, returns (N,) GPUs with other peers than before.
+
+        product: number of the product of each GPU, -1 unknown (Detector.kinds)."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key == self._key:
             return None
@@ -225,7 +227,7 @@ class GpuPlacement(Placement):
         changed = {i: _with_node(around[i] or {}, nodes[i]) for i in moved}
         self.place(frame.entities, changed, ("stage", "job", "node"), fresh)
         self.job_known = self.numbers["job"] >= 0
-        self.build_cohorts(self._products(frame), LEAST_PEERS)
+        self.build_cohorts(product + 1, LEAST_PEERS)
         alone = (self.groups < 0) & ~self.job_known & (self.numbers["node"] >= 0)
         self.groups[alone] = self.numbers["node"][alone] + len(self.cohorts)
         self.cohorts += self.entities["node"]
@@ -240,13 +242,6 @@ class GpuPlacement(Placement):
         self._mates.update((gpus[i], now[i]) for i in np.flatnonzero(other).tolist())
         known: Bools = np.array([name is not None for name in before.tolist()], bool)
         return np.logical_and(other, known)
-
-    @per_device_topology
-    def _products(self, frame: Frame) -> Ints:
-        """Returns (N,) number of the product of each GPU."""
-        known: dict[object, int] = {}
-        skus = (frame.topology.attributes.get(gpu, {}).get("sku") for gpu in frame.entities)
-        return np.array([known.setdefault(sku, len(known)) for sku in skus], np.int32)
 
     def restore(self, state: Mapping[str, object]) -> None:
         """See `State.restore`; cohorts are built with the next frame."""

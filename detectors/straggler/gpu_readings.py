@@ -16,6 +16,7 @@ from detectors.base import kernel
 from detectors.base.calibration import Kinds
 from detectors.base.cohorts import Cohorts, SpanningCohorts
 from detectors.base.state import State, memory, part
+from detectors.base.statistics import median_of
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons, reason_names, reason_title
 from detectors.straggler.gpu_placement import MOST_OF_COHORT, Placement
@@ -157,7 +158,7 @@ class GpuReadings(State):
             near = np.searchsorted(first, began + _AGO, "right") - np.searchsorted(first, began - _AGO, "left")
             share = len(mine) / np.count_nonzero(loops == loop)
             if loop != self._loops.rest or share > MOST_OF_COHORT:
-                found[mine] = (near >= _NODES) | (_median(warmer[loops == loop]) >= _WARMER)
+                found[mine] = (near >= _NODES) | (median_of(warmer[loops == loop])[0] >= _WARMER)
         return found
 
     def _under_caps(self, mine: Slots | slice, time: int) -> Floats:
@@ -175,7 +176,7 @@ class GpuReadings(State):
         """
         if not len(peers) or np.median(self.capped[peers]) < 0.5:
             return True
-        values = ((_median(values[mine]), _median(values[peers])) for values in (self.limit, self.watts))
+        values = ((median_of(values[mine])[0], median_of(values[peers])[0]) for values in (self.limit, self.watts))
         known = [now < _LESS * usual for now, usual in values if np.isfinite(now) and np.isfinite(usual)]
         return any(known) or not known
 
@@ -212,7 +213,7 @@ class GpuReadings(State):
         if below >= low:
             since, key, less = " since start", "sm_clock_below_stage", -float(np.expm1(-below))
         elif effect >= CLOCK.delta and score > CLOCK.threshold / 2:
-            now = 1 - _median(self.clock[mine]) / _median(self.clock[others])
+            now = 1 - median_of(self.clock[mine])[0] / median_of(self.clock[others])[0]
             since, key = "", "sm_clock_below_peers"
             less = float(np.fmax(-np.expm1(-effect), now))  # of half a cohort the median is between both
             if now < CLOCK.delta:  # the smoothed effect outlives its cause for minutes
@@ -225,20 +226,6 @@ class GpuReadings(State):
         return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4))]
 
 
-def clear_conditions(streams: Streams, slots: Sequence[int]) -> None:
-    """Ends the conditions of some streams and restarts their sums; their baselines stay."""
-    cells = streams.cells
-    known = [slot for slot in slots if slot < cells.shape[1]]
-    cells[[[kernel.UP], [kernel.DOWN], [kernel.EFFECT]], known] = 0.0
-    cells[kernel.WORD].view(np.uint32)[known] &= ~(kernel.ON_UP | kernel.ON_DOWN | kernel.HELD_BITS)
-
-
-def _median(values: Floats) -> float:
-    """Returns the median of the known values; NaN without any."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
-
-
 def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> list[Cause]:
     """Returns that tasks of a node wait for a processor, unlike on the other nodes of its job."""
     share = pressure.share_of(node)
@@ -246,3 +233,8 @@ def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> lis
         return []
     title = f"tasks wait for CPU {100 * share:.0f} %"
     return [Cause("cpu_pressure", title, f"{title} of the time on {node}", pressure.signal, False, round(share, 3))]
+
+
+def describe_causes(found: Sequence[Cause]) -> str:
+    """Returns the causes in full, for the evidence."""
+    return "; ".join(cause.text for cause in found) if found else "cause not visible"

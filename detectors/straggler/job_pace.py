@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.newest import OLD, Newest
 from detectors.base.state import State, memory, notes, part, parts, piece_of
-from detectors.base.statistics import grouped_median
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
-from detectors.straggler.gpu_readings import clear_conditions
-from pipeline.model.records import SECOND, Frame
+from pipeline.model.records import SECOND
 
 Ints = NDArray[np.int64]
 SENT = "nic.tx_bytes"
@@ -22,35 +21,9 @@ STILL_SLOWER = 0.05
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
 _LEARNING = 0.02  # gain of the usual value: memory of 50 updates; chosen
 _SWINGING = 1 / 240  # gain of the swings: memory of two hours; chosen
-OLD = 300 * SECOND
-"""us after which a reading is missing: five times the longest usual interval, a minute. Chosen."""
 _STALE = 300 * SECOND  # us without a judged update after which sums restart: the job rested; chosen
 _STAYS = 4 * 3600 * SECOND
 """us after which a slower job is at its usual pace: its owner changed it, or accepts it. Chosen: half a shift."""
-
-
-@dataclass
-class Newest(State):
-    """Newest reading of a signal by column of its frames. Nodes are read at different moments and intervals, so that an
-    instant holds some of a job's devices only.   value, at: the reading, and when it was taken (us), 0 never.
-    """
-
-    signal: str
-    value: Floats = memory(np.nan)
-    at: Ints = memory(0, np.int64)
-
-    def update(self, frame: Frame) -> None:
-        """Adds the readings of an instant."""
-        if (now := frame.values.get(self.signal)) is not None:
-            self.grow(len(now))
-            known = np.isfinite(now)
-            np.copyto(self.value[: len(now)], now, where=known)
-            self.at[: len(now)][known] = frame.time
-
-    def read(self, size: int, time: int, longest: float = OLD) -> Floats:
-        """Returns (size,) readings that are at most `longest` us old; NaN without."""
-        self.grow(size)
-        return np.where(time - self.at[:size] <= longest, self.value[:size], np.nan)
 
 
 @dataclass
@@ -138,7 +111,7 @@ class JobPace(State):
         self.reset_jobs(np.flatnonzero(gate & (self.source != source) & (self.count > 0)))
         self.source[gate] = source[gate]
         rested = np.flatnonzero(gate & (self.judged_at > 0) & (time - self.judged_at > _STALE))
-        clear_conditions(self.streams, rested.tolist())
+        self.streams.clear_conditions(rested)
         self.judged_at[gate] = time
         self.streams.step(slower, np.full(size, -1, np.int32), time, gate)
         up = self.streams.cells[kernel.UP, :size]
@@ -179,18 +152,3 @@ class JobPace(State):
         mask[list(slots)] = True
         if mask.any():
             self.reset(mask)
-
-
-def median_by_job(values: Floats, job: NDArray[np.integer], jobs: int) -> Floats:
-    """Returns (jobs,) median of the values of each job's members; NaN without any. job: -1 none."""
-    median, _ = grouped_median(values, job.astype(np.int32))
-    out, known = np.full(jobs, np.nan), job >= 0
-    out[job[known]] = median[known]
-    return out
-
-
-def mean_by_job(values: Floats, job: NDArray[np.integer], jobs: int) -> Floats:
-    """Returns (jobs,) mean of the known values of each job's members; NaN without any. job: -1 none."""
-    known = (job >= 0) & np.isfinite(values)
-    size = np.bincount(job[known], minlength=jobs)
-    return np.asarray(np.bincount(job[known], values[known], jobs) / np.where(size > 0, size, np.nan))

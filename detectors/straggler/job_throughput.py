@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +17,16 @@ from detectors.base import kernel
 from detectors.base.findings import Comparison, OpenConditions, build_finding, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.job_index import JobIndex
+from detectors.base.newest import Newest
 from detectors.base.state import State, notes, part
+from detectors.base.statistics import group_means, group_medians_of
 from detectors.base.streams import LEARN, Bools, Floats
-from detectors.base.topology_index import find_nodes
 from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import PRESSED, TIMES
-from detectors.straggler.job_pace import (
-    SENT,
-    STILL_SLOWER,
-    JobPace,
-    Newest,
-    PortRates,
-    mean_by_job,
-    median_by_job,
-)
+from detectors.straggler.job_pace import SENT, STILL_SLOWER, JobPace, PortRates
 from detectors.straggler.pressure import CPU, IO, Pressure
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
-from pipeline.model.topology import Topology
 
 Ints = NDArray[np.int64]
 QUIET = 50e6
@@ -46,8 +37,9 @@ _RECENT = 0.05  # gain of the usual power of a job: memory of 20 updates; chosen
 JOB_EVERY = 30 * SECOND
 """us between two updates: some steps of a large job. Chosen."""
 _MOST = 0.5  # share of a job's GPUs that must work for it to be judged, or of its ports that must wait; chosen
-_POLICY = 0.25  # share of its GPUs newly under a power cap from which that is policy; as in straggler_job
-_IO, _TIMES = 0.2, 3.0  # share of the time in which tasks wait for I/O, as in straggler_job, and times that before
+POLICY_SHARE = 0.25  # share of its GPUs newly under a power cap from which the cap explains the rest; chosen
+WAITING, MORE = 0.2, 3.0
+"""Share of the time in which tasks wait for I/O, on half of the nodes, and times the usual share. Chosen."""
 _ACTIVE, _POWER, _CLOCK = 0.03, 0.05, 0.03
 """Least fall of a job's SM activity (twice the daily swing of 1 to 2 % of Dubey et al., 2024, section 3.3.4), power and
 SM clock (two of NVML's steps) that show that its GPUs wait or are slow. Chosen."""
@@ -62,35 +54,6 @@ _HOTTER, _COOL = 1.5, 2e-4  # times the usual share of its GPUs that throttle, a
 _KNOWN, _SWINGS = NEW // JOB_EVERY, 20.0
 """Updates after which the swings of a job are known; and standard deviations by which training (3 %) that is a third
 slower differs from a service with fewer requests. Chosen."""
-
-
-_Places = tuple[dict[str, tuple[str, ...]], Ints, Ints]
-_places: WeakKeyDictionary[Topology, tuple[int, dict[tuple[int, int], _Places]]] = WeakKeyDictionary()
-
-
-def find_job_places(gpus: Frame, nics: Frame | None) -> _Places:
-    """Returns jobs with their nodes, and the (N,) number of the job of each GPU, and of each port of a node with one
-    job; -1 none. All that ask share it."""
-    topology, size = gpus.topology, (len(gpus.entities), len(nics.entities) if nics else 0)
-    known = _places.get(topology)
-    if known is None or known[0] != topology.version:
-        known = _places[topology] = topology.version, {}
-    if size not in known[1]:
-        known[1][size] = _find_job_places(gpus, nics)
-    return known[1][size]
-
-
-def _find_job_places(gpus: Frame, nics: Frame | None) -> _Places:
-    index = JobIndex()
-    on = [*map(index.jobs_by_gpu(gpus.topology).get, gpus.entities)]
-    nodes: dict[str, dict[str, None]] = {}
-    for node, job in zip(find_nodes(gpus), on, strict=True):
-        if job:
-            nodes.setdefault(job, {})[node] = None
-    number = {job: i for i, job in enumerate(nodes)}
-    of_port = map(index.jobs_by_node(gpus.topology).get, find_nodes(nics) if nics else ())
-    of = [np.array([-1 if job is None else number.get(job, -1) for job in jobs], np.int64) for jobs in (on, of_port)]
-    return {job: tuple(found) for job, found in nodes.items()}, of[0], of[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +103,12 @@ class JobActivity(State):
         """Adds an instant; returns the jobs of which enough is known. Without a reading of its ports, one sends.
 
         steps: job that reports steps -> when it made the last, and the newest report (us)."""
-        nodes, of_gpu, of_port = find_job_places(gpus, nics)
+        nodes, of_gpu, of_port = JobIndex().places(gpus, nics)
         size, rate = len(nodes), np.full(len(nodes), np.nan)
         if nics is not None:
-            rate = median_by_job(self.ports.update(len(of_port), time), of_port, size)
+            rate = group_medians_of(self.ports.update(len(of_port), time), of_port, size)
         readings = (newest.read(len(of_gpu), time) for newest in (self.watts, self.busy))
-        watts, busy = (mean_by_job(values, of_gpu, size) for values in readings)
+        watts, busy = (group_means(values, of_gpu, size) for values in readings)
         self.jobs = {name: self.jobs.get(name, [0, 0.0, 0, time]) for name in nodes}
         found = list[JobNow]()
         for i, (name, known) in enumerate(self.jobs.items()):
@@ -223,16 +186,16 @@ class JobThroughput(State):
         """
         pace, gpus = self.pace, frames["gpu"]
         pace.reset_jobs(s for job, s in pace.jobs.items() if (gates.job_started_at(job) or 0) > self.updated_at)
-        nodes, of_gpu, of_port = find_job_places(gpus, self.nics)
+        nodes, of_gpu, of_port = JobIndex().places(gpus, self.nics)
         slots, _ = pace.assign_slots(list(nodes))
         job, size, self.updated_at = slots[of_gpu], len(pace.count), gpus.time
         counted = np.where(at_work & ~throttled, job, -1)
-        found = {name: median_by_job(shown[name], counted, size) for name in ("active", "clock")}
-        found |= {name: mean_by_job(shown[name], counted, size) for name in ("power", "capped")}
-        found["hot"] = mean_by_job(throttled.astype(np.float64), np.where(at_work, job, -1), size)
+        found = {name: group_medians_of(shown[name], counted, size) for name in ("active", "clock")}
+        found |= {name: group_means(shown[name], counted, size) for name in ("power", "capped")}
+        found["hot"] = group_means(throttled.astype(np.float64), np.where(at_work, job, -1), size)
         found["sent"], found["io"], found["cpu"] = np.full((3, size), np.nan)
         if self.nics is not None:
-            found["sent"] = median_by_job(self.ports.update(len(of_port), gpus.time), slots[of_port], size)
+            found["sent"] = group_medians_of(self.ports.update(len(of_port), gpus.time), slots[of_port], size)
         self.node_of_job = {pace.jobs[name]: at[0] for name, at in nodes.items() if len(at) == 1}
         found["sent"][[*self.node_of_job]] = np.nan  # a job on one node shows on no port
         for name, at in nodes.items():
@@ -323,9 +286,9 @@ class JobThroughput(State):
         now, usual = self.pace.values(slot)
         measure, *_ = _SOURCES[int(self.pace.source[slot])]
         less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in now}
-        if not less[measure] >= STILL_SLOWER or now["capped"] - usual["capped"] >= _POLICY:
+        if not less[measure] >= STILL_SLOWER or now["capped"] - usual["capped"] >= POLICY_SHARE:
             return None
-        if now["io"] >= _IO and not now["io"] < _TIMES * usual["io"]:
+        if now["io"] >= WAITING and not now["io"] < MORE * usual["io"]:
             return JobReason(job, f"tasks wait for I/O {100 * now['io']:.0f} %", IO, "ticket", True)
         node = self.node_of_job.get(slot, job)
         if node != job and self.pressed[slot]:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from detectors.base.gates import Gates
 from detectors.base.state import notes
 from detectors.base.streams import Bools
-from detectors.base.topology_index import find_positions, members_mask
+from detectors.base.topology_index import ChangedEntities, find_positions, members_mask
 from detectors.straggler.gpu_placement import Placement
-from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import SECOND, Frame
 
 _KEPT = 3600 * SECOND
@@ -43,8 +42,7 @@ class RankSlots(Placement):
     gpu_column: NDArray[np.int64] = field(default_factory=_no_columns, init=False, repr=False)
     _gpus_known: int = field(default=-1, init=False, repr=False)
     _living: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # rank -> its column
-    _columns: int = field(default=0, init=False, repr=False)
-    _changes: RankChanges = field(default_factory=RankChanges, init=False, repr=False)
+    _changed: ChangedEntities = field(default_factory=ChangedEntities, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -71,23 +69,19 @@ class RankSlots(Placement):
         """See `State.restore`; the index is built with the next frame."""
         super().restore(state)
         self._key = ()
-        self._changes.forget()
+        self._changed.forget()
 
     def _follow_living(self, frame: Frame) -> tuple[list[str], list[str], bool]:
         """Returns the ranks that are gone since the last call, those that came or moved, and whether that is all."""
-        entities, parents, before = frame.entities, frame.topology.parents, self._columns
-        changed, self._columns = self._changes.read(frame.topology), len(entities)
-        if changed is None or len(entities) < before:
-            self._living = {e: i for i, e in enumerate(entities) if e in parents}
-            return [rank for rank in self._slots if rank not in self._living], list(self._living), True
-        at, gone, come = find_positions(frame), list[str](), list[str]()
-        for rank in dict.fromkeys((*changed, *entities[before:])):
-            if rank in parents and rank in at:
-                self._living[rank] = at[rank]
-                come.append(rank)
-            elif self._living.pop(rank, None) is not None:
-                gone.append(rank)
-        return gone, sorted(come, key=at.__getitem__), False
+        everything, positions = self._changed.read(frame)
+        ranks = {frame.entities[i]: i for i in positions}
+        come = {rank: i for rank, i in ranks.items() if rank in frame.topology.parents}
+        if everything:
+            self._living = come
+            return [rank for rank in self._slots if rank not in come], list(come), True
+        gone = [rank for rank in ranks if rank not in come and self._living.pop(rank, None) is not None]
+        self._living |= come
+        return gone, list(come), False
 
     def _assign_slots(self, gone: Iterable[str], come: Sequence[str], time: int) -> list[int]:
         """Assigns slots to new ranks; frees those of ranks that ended long ago. Returns the new ones."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.event_data import read_duration
 from detectors.base.kernel import row_medians
-from detectors.base.state import State, memory, notes
+from detectors.base.state import State, memory
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.rank_slots import RankSlots
 from pipeline.model.compiling import compiled
-from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.records import SECOND, Frame
 
 Ints = NDArray[np.int64]
 RING = 10  # steps whose median counts: the ratio of a single step is noise
@@ -25,33 +24,6 @@ _TIMES = 3  # usual gaps between steps, the limit of a rest where steps are long
 _WENT_ON = 5  # steps since the sample before from which the job made steps meanwhile: only some are sampled; chosen
 _GAIN = 0.2  # of the usual gap: five steps show another one; chosen
 _ABSURD_S = 86_400.0  # no step takes a day: such a reading is dropped; chosen
-_LONGEST_S = 3600.0  # s that a checkpoint excuses at most: a longer write has failed; chosen
-RELEARN_EVENTS = frozenset({"version", "reset", "maintenance_end"})
-
-
-def find_relearned(frames: Mapping[str, Frame]) -> list[str]:
-    """Returns the entities with other software, or back from maintenance, at this instant."""
-    return [e.entity for e in find_events(frames, RELEARN_EVENTS)]
-
-
-def find_events(frames: Mapping[str, Frame], kinds: frozenset[str]) -> list[Event]:
-    """Returns the events of some kinds at this instant."""
-    return [event for frame in frames.values() for event in frame.events if event.kind in kinds]
-
-
-@dataclass
-class Checkpoints(State):
-    """Jobs that write a checkpoint: its writers compute longer. until: job -> the end of it (us)."""
-
-    until: dict[str, int] = notes()
-
-    def update(self, frames: Mapping[str, Frame], time: int) -> list[str]:
-        """Reads the events of an instant; returns the jobs that write a checkpoint."""
-        for event in find_events(frames, frozenset({"checkpoint"})):
-            if (lasts := read_duration(event.data.get("seconds"), _LONGEST_S)) is not None:
-                self.until[event.entity] = event.time + int(lasts * SECOND)
-        self.until = {job: until for job, until in self.until.items() if until >= time}
-        return list(self.until)
 
 
 @dataclass

@@ -12,20 +12,11 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
-from detectors.base.gates import Gates
+from detectors.base.gates import Checkpoints, Gates, find_relearned
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler.alarm_budget import list_alarms
-from detectors.straggler.blame import (
-    HARM,
-    STARTED,
-    Suspicion,
-    Weight,
-    decide_level,
-    describe_causes,
-    find_suspicions,
-    write_title,
-)
+from detectors.straggler.blame import HARM, STARTED, Suspicion, Weight, decide_level, find_suspicions, write_title
 from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import (
     CLOCK,
@@ -33,12 +24,12 @@ from detectors.straggler.gpu_readings import (
     Cause,
     ClockWatch,
     GpuReadings,
-    clear_conditions,
+    describe_causes,
     find_host_cause,
 )
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
-from detectors.straggler.step_samples import RING, Checkpoints, StepSamples, find_relearned
+from detectors.straggler.step_samples import RING, StepSamples
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _LASTS = 120 * SECOND  # us without a sample after which a rank is silent, not slow; chosen: two repeats
@@ -225,7 +216,7 @@ class Straggler(Detector):
         """Ends the conditions of some slots; their baselines stay."""
         if len(slots):
             for streams in (self.streams, self.clocks.streams):
-                clear_conditions(streams, slots)
+                streams.clear_conditions(slots)
             self.samples.restart(slots)
             self.slow.since[slots], self.slow.rose[slots] = 0, time
 

@@ -11,21 +11,13 @@ from numpy.typing import NDArray
 
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
-from detectors.base.gates import Gates
+from detectors.base.gates import Gates, find_relearned
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import members_mask, pop_members_mask
 from detectors.straggler.alarm_budget import list_alarms
-from detectors.straggler.blame import (
-    CORROBORATED,
-    TENTH,
-    Suspicion,
-    Weight,
-    decide_level,
-    describe_causes,
-    find_suspicions,
-)
+from detectors.straggler.blame import CORROBORATED, TENTH, Suspicion, Weight, decide_level, find_suspicions
 from detectors.straggler.gpu_placement import GpuPlacement
 from detectors.straggler.gpu_readings import (
     POLICY,
@@ -37,13 +29,12 @@ from detectors.straggler.gpu_readings import (
     Cause,
     ClockWatch,
     GpuReadings,
-    clear_conditions,
+    describe_causes,
     find_host_cause,
 )
 from detectors.straggler.job_pace import SENT
 from detectors.straggler.job_throughput import JOB_EVERY, JobThroughput
 from detectors.straggler.pressure import CPU, Pressure
-from detectors.straggler.step_samples import find_relearned
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -241,13 +232,13 @@ class StragglerInferred(Detector):
         back = np.flatnonzero(gate & (last > 0) & (time - last > _STALE))
         if len(back):
             for streams in (self.clocks.streams, self.duty, self.draw):
-                clear_conditions(streams, back.tolist())
+                streams.clear_conditions(back)
             self.symptoms.since[:, back], self.clocks.below[back] = 0, 0.0
 
     def _relearn_changed(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
         maintenance."""
-        if (regrouped := self.placement.update_topology(frame)) is not None and regrouped.any():
+        if (regrouped := self.placement.update_topology(frame, self.kinds(frame)[0])) is not None and regrouped.any():
             for streams in (self.duty, self.draw):
                 streams.reset(regrouped)
             self.symptoms.since[1:, : len(regrouped)][:, regrouped] = 0

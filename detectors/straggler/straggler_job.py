@@ -16,21 +16,31 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import events_of
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
-from detectors.base.gates import Gates
+from detectors.base.gates import Checkpoints, Gates
+from detectors.base.newest import OLD, Newest
+from detectors.base.statistics import group_means, group_medians_of
 from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import list_alarms
-from detectors.straggler.job_pace import OLD, SENT, STILL_SLOWER, JobPace, Newest, mean_by_job, median_by_job
-from detectors.straggler.job_throughput import COLLECTIVES, JOB_EVERY, QUIET, JobActivity, JobNow
+from detectors.straggler.job_pace import SENT, STILL_SLOWER, JobPace
+from detectors.straggler.job_throughput import (
+    COLLECTIVES,
+    JOB_EVERY,
+    MORE,
+    POLICY_SHARE,
+    QUIET,
+    WAITING,
+    JobActivity,
+    JobNow,
+)
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
-from detectors.straggler.step_samples import Checkpoints, find_events
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _HALF = 0.5  # share of the longer step that must be found in one part to blame that part; chosen
-_POLICY = 0.25  # share of GPUs newly under a power cap from which the cap explains the rest; chosen
 _STILL, _STEPS = 60 * SECOND, 3
 """us, and usual steps, without a step before a job is judged. Chosen."""
 _LASTS = 60 * SECOND  # us for which it must look the same: a single reading proves little; chosen
@@ -48,10 +58,8 @@ Algorithmic Learning in a Random World, 2005), from four jobs on. Chosen: the pa
 _OWN_PAUSE = 1.5  # times its own longest pause that a job may pause again; chosen
 _LONGEST_HANG = 3600.0
 """s from which no step is a hang wherever jobs pause: twice the longest default of PyTorch's watchdog, 30 min."""
-_WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the nodes; chosen
-_MORE = 3.0  # times its usual share that it is more; chosen
 _BEFORE = 120 * SECOND  # us before the last step in which a logged fault may have stopped the job: NCCL retries; chosen
-_FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state", "link_state"})
+_FATAL = ("xid", "sxid", "gpu_lost", "switch_state", "link_state")
 _TIMES = ("rank.step_time", "rank.compute_time", "rank.communication_time")
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
 _TITLES = {
@@ -72,9 +80,9 @@ def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str
     """Returns why steps are longer: data if tasks wait for I/O, the network if collectives take the time, the job if a
     stage does; else "", as by a power cap or a single rank."""
     longer = {name: now[name] - usual[name] for name in now}
-    if not longer["step"] >= STILL_SLOWER * usual["step"] or longer["capped"] >= _POLICY:
+    if not longer["step"] >= STILL_SLOWER * usual["step"] or longer["capped"] >= POLICY_SHARE:
         return ""
-    if now["io"] >= _WAITING and not now["io"] < _MORE * usual["io"]:
+    if now["io"] >= WAITING and not now["io"] < MORE * usual["io"]:
         return "data"  # a hook books waiting for the slowest loader as communication
     if longer["network"] >= _HALF * longer["step"]:
         return "network"
@@ -90,7 +98,7 @@ def find_stuck_kind(job: JobNow, io_pressure: float) -> str:
         return ""
     if job.utilization >= _BUSY:
         return "" if job.bytes_per_second > QUIET else "hang"
-    return "stall" if io_pressure >= _WAITING else ""
+    return "stall" if io_pressure >= WAITING else ""
 
 
 @dataclass
@@ -216,7 +224,7 @@ class StragglerJob(Detector):
 
     def _record_faults(self, frames: Mapping[str, Frame], time: int) -> None:
         """Records logged faults that stop jobs, by node or switch."""
-        for event in find_events(frames, _FATAL):
+        for event in events_of(frames, *_FATAL):
             if event.kind != "link_state" or event.data.get("state") == "down":
                 self.faults[event.entity] = {"time": event.time, "said": event.kind}
         self.faults = {e: fault for e, fault in self.faults.items() if time - fault["time"] <= _KEPT}
@@ -261,7 +269,7 @@ class StragglerJob(Detector):
         job = np.array([*map(self.pace.jobs.__getitem__, ranks.entities["job"]), -1])[ranks.numbers["job"]]
         known, size = job >= 0, len(frame.entities)
         steps, computes, network = (np.append(n.read(size, time), np.nan)[ranks.column] for n in self.ranks)
-        step, compute = mean_by_job(steps, job, jobs), ranks.team_medians(computes)
+        step, compute = group_means(steps, job, jobs), ranks.team_medians(computes)
         longest, least = np.full(jobs, np.nan), np.full(jobs, np.nan)
         np.fmax.at(longest, job[known], compute[known])
         np.fmin.at(least, job[known], network[known])
@@ -272,8 +280,8 @@ class StragglerJob(Detector):
             capped = has_reason(read_reasons(reasons)[0], CAPPED).astype(np.float64)
         least = np.where(np.isfinite(least), least, step - longest)
         waits = np.array([*map(self.io.share_of, ranks.entities["node"]), np.nan])[ranks.numbers["node"]]
-        found = {"step": step, "compute": longest, "network": least, "capped": mean_by_job(capped, job, jobs)}
-        found["io"] = median_by_job(waits, job, jobs)
+        found = {"step": step, "compute": longest, "network": least, "capped": group_means(capped, job, jobs)}
+        found["io"] = group_medians_of(waits, job, jobs)
         with np.errstate(divide="ignore", invalid="ignore"):
             slower = np.log(step)
         working = ~np.append(self.gates.maintenance_mask(frame), True)[ranks.column]

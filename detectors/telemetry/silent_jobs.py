@@ -12,7 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.event_data import events_of
 from detectors.base.state import N, State, memory, notes, part
+from detectors.base.statistics import group_means
 from detectors.base.topology_index import TopologyIndex, per_topology
 from detectors.telemetry.silence import Bools, LastSamples
 from pipeline.model.rank_changes import RankChanges
@@ -106,10 +108,7 @@ class NodeActivity(State):
             index.update(frame.entities, frame.topology)
             values, owner = frame[signal], index.node_positions(nodes)
             values = self.ports.rates(values, last.time) if row == _TRAFFIC else values
-            there = (owner >= 0) & np.isfinite(values)
-            count = np.bincount(owner[there], minlength=len(nodes))
-            sums = np.bincount(owner[there], values[there], len(nodes))
-            self._add(row, np.divide(sums, count, out=np.full(len(nodes), np.nan), where=count > 0), last.time)
+            self._add(row, group_means(values, owner, len(nodes)), last.time)
 
     def _add(self, row: int, means: NDArray[np.float64], time: int) -> None:
         cells = (self.now, self.usual, self.read, self.fell)
@@ -181,7 +180,7 @@ class SilentJobs(State):
         if last is not None:
             self._last = last
             self.activity.update(frames, last)
-        for event in (e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")):
+        for event in events_of(frames, "job_start", "job_end"):
             self._record(event, next(iter(frames.values())).topology)
         frame = frames.get("rank")
         if frame is not None and "rank.step" in frame.values:

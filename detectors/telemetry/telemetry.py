@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import values_by_entity
+from detectors.base.event_data import events_of, values_by_entity
 from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
@@ -203,7 +203,7 @@ class Losses(State):
 
     def find_losses(self, frames: Mapping[str, Frame], time: int) -> Iterator[Silence]:
         """Yields the losses that hold now."""
-        for event in (e for f in frames.values() for e in f.events if e.kind == "gap"):
+        for event in events_of(frames, "gap"):
             first, following = event.data.get("first"), event.data.get("next")
             lost = following - first if isinstance(first, int) and isinstance(following, int) else None
             count = max(lost, 1) if lost is not None else 1

@@ -13,7 +13,7 @@ import detectors.xid.cases as xid_cases
 import detectors.xid.levels as levels
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import read_duration, read_text
+from detectors.base.event_data import events_of, read_duration, read_text
 from detectors.base.findings import OpenConditions, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.job_index import JobIndex
@@ -99,8 +99,7 @@ class Xid(Detector):
         time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
         self.gates.update(frames)
         found: list[Finding] = []
-        events = [e for frame in frames.values() for e in frame.events if e.kind in _KINDS]
-        for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
+        for event in sorted(events_of(frames, *_KINDS), key=lambda e: (e.time, e.entity, e.kind)):
             found += self._apply_event(event, topology, time)
         found += self._check_gpus(frames.get("gpu"), time)
         for entity in self._schedule.find_unknown(self.cases, frames, topology):

@@ -47,6 +47,7 @@ _AIR = "thermal_inlet"  # intake air, which no coolant loop warms
 _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong readings explain others, and prove nothing
 _SLOW_NOTHING = frozenset({"memory"})  # corrected errors cost no time, and others end the job
 _SUPPLIES, _REASONS = frozenset({"rack", "row", "cdu", "pdu"}), "gpu.throttle_reasons"  # heat or lost power sets these
+_NETWORK = frozenset({"leaf", "rail"})
 _SOFTWARE = frozenset({"version", "change"})
 _CLEARLY = 3.0  # log odds by which another cause must be more likely to replace an inferred one: 20 times; chosen
 _SOFT = _SOFTWARE | {"job", "stage"}
@@ -149,6 +150,11 @@ class CauseRules:
         began = sorted(c.began for c in firm or every)
         return began[0] if firm else began[len(began) // 4]
 
+    def _is_over(self, case: Case, began: int) -> bool:
+        """Returns whether slowness began after the last sign of a bad network: it leaves nothing behind, as heat does."""
+        signs = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
+        return kind_of(case.incident.cause) in _NETWORK and began > max(signs, default=began) + PAIR_WINDOW
+
     def _stops_job(self, case: Case, work: str, detector: str, began: int) -> bool:
         """Returns whether a job hangs or slows down soon after what many of its nodes depend on failed."""
         late = began - self._find_begin(case)
@@ -163,7 +169,8 @@ class CauseRules:
 
     def can_absorb(self, case: Case, symptom: Finding | Condition, severity: str, began: int) -> bool:
         """Returns whether an open case absorbs a finding below its cause: not one that began long before, one more
-        severe than a cause that is not firm, or slowness long after coolant or power failed without a reason."""
+        severe than a cause that is not firm, or slowness long after coolant or power failed without a reason, or after
+        the network works again."""
         cause, family = case.incident.cause, detector_family(symptom.detector)
         if case.is_generic and symptom.detector not in GENERIC_DETECTORS:
             return False
@@ -172,7 +179,7 @@ class CauseRules:
         if began < case.incident.onset - ABSORB_WINDOW or (family in _NEVER_SYMPTOMS and not self._is_inferred(case)):
             return False
         late = kind_of(cause) in _SUPPLIES and began > self._find_begin(case) + ABSORB_WINDOW
-        if family == SYMPTOM_FAMILY and late and _REASONS not in symptom.signals:
+        if family == SYMPTOM_FAMILY and ((late and _REASONS not in symptom.signals) or self._is_over(case, began)):
             return False
         if self._stops_job(case, symptom.entity, symptom.detector, began):
             return True

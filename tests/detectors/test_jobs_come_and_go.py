@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from detectors.base.cohorts import AncestorIndex, Peers
 from detectors.base.job_index import JobIndex
 from detectors.straggler.gpu_placement import GpuPlacement
-from detectors.straggler.job_throughput import find_job_places
 from detectors.straggler.rank_slots import RankSlots
 from detectors.telemetry.silent_jobs import SilentJobs
 from pipeline.incidents.factors import FactorIndex
@@ -108,8 +107,8 @@ def test_every_index_equals_that_of_a_new_reader(story: list[Change]) -> None:
         assert np.array_equal(peers.kinds(ranks)[0], new[0])
         expected = AncestorIndex("gpu").positions(same_ranks, same_devices)
         assert np.array_equal(above.positions(ranks, devices), expected)
-        nodes, of_gpu, _ = find_job_places(devices, None)
-        expected_nodes, expected_of_gpu, _ = find_job_places(same_devices, None)
+        nodes, of_gpu, _ = JobIndex().places(devices, None)
+        expected_nodes, expected_of_gpu, _ = JobIndex().places(same_devices, None)
         assert nodes == expected_nodes
         assert list(nodes) == list(expected_nodes)
         assert np.array_equal(of_gpu, expected_of_gpu)
@@ -124,7 +123,9 @@ def test_every_index_equals_that_of_a_new_reader(story: list[Change]) -> None:
         assert slots.column.tolist() == again.column[: len(slots)].tolist()
         assert slots.names == again.names
         assert described(slots) == described(again)
-        moved, expected_moved = gpus.update_topology(devices), same_gpus.update_topology(same_devices)
+        no_product = np.full(len(devices.entities), -1, np.int32)
+        moved = gpus.update_topology(devices, no_product)
+        expected_moved = same_gpus.update_topology(same_devices, no_product)
         assert expected_moved is not None
         assert moved is None or np.array_equal(moved, expected_moved)
         assert described(gpus) == described(same_gpus)

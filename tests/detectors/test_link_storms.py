@@ -61,6 +61,20 @@ def test_errors_that_begin_together_on_all_leaves_blame_the_fabric():
     assert "errors on 40 of 40 ports within minutes" in found[-1].summary
 
 
+def test_errors_that_begin_together_on_several_leaves_of_one_rail_blame_the_rail():
+    """Of a bad rail with a leaf for each pod, nothing else of the fabric is at fault."""
+    ports = tuple(f"port:n{n}.p{rail}" for n in range(2 * NODES) for rail in range(RAILS))
+    site = Topology({p: (f"node:n{i // 4}", f"leaf:l{i // 40}.{i % 4}", f"rail:r{i % 4}") for i, p in enumerate(ports)})
+    link, found = Link(), list[Finding]()
+    for tick in range(120):
+        frame = frames_at(tick, np.zeros(len(PORTS)))["nic"]
+        values = {name: np.tile(column, 2) for name, column in frame.values.items()}
+        values["nic.symbol_errors"][2::RAILS] = 5.0 * max(0, tick - 59)
+        found += link.observe({"nic": Frame(frame.time, "nic", ports, values, site)})
+    assert {f.entity for f in found} == {"rail:r2"}
+    assert "errors on 20 of 20 ports within minutes" in found[-1].summary
+
+
 def test_up_to_a_third_of_a_leaf_is_not_a_storm():
     assert {f.entity for f in run_detector(erring(LEAF[:3]))} == {PORTS[i] for i in LEAF[:3]}
 

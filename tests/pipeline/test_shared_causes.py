@@ -327,6 +327,20 @@ def test_a_job_that_a_leaf_slows_down_is_in_the_incident_of_the_leaf(work: str, 
     assert case.causes() == {"leaf:l1", "job:b"}
 
 
+@pytest.mark.parametrize(("lasts", "causes"), [(True, {"leaf:l1"}), (False, {"leaf:l1", "job:a"})])
+def test_a_job_that_becomes_slow_after_a_leaf_works_again_is_an_incident_of_its_own(
+    lasts: bool, causes: set[str]
+) -> None:
+    parents = dict(hall(loops=1).parents)
+    parents |= {f"rank:a.{n}": ("stage:a.0", "job:a", f"gpu:n{n}.0") for n in (2, 11)}
+    case = site(Topology(parents))
+    for minute in range(8):
+        leaf = [found("leaf:l1", "link", "page")] if lasts or minute < 3 else []
+        case.report_findings(*leaf, seconds=60)
+    case.report_findings(found("job:a", "straggler_job", "ticket", onset=case.time - 60 * SECOND))
+    assert case.causes() == causes
+
+
 @pytest.mark.parametrize("hours", [0, 12])
 def test_a_slow_gpu_is_no_symptom_of_a_ticket_about_another_gpu_of_its_node(hours: int) -> None:
     case = site(hall(loops=1))
