@@ -151,7 +151,7 @@ class CauseRules:
         return began[0] if firm else began[len(began) // 4]
 
     def _is_over(self, case: Case, began: int) -> bool:
-        """Returns whether slowness began after the last sign of a bad network: it leaves nothing behind, as heat does."""
+        """Returns whether slowness began after the last sign of a bad network: unlike heat, it leaves nothing."""
         signs = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
         return kind_of(case.incident.cause) in _NETWORK and began > max(signs, default=began) + PAIR_WINDOW
 
