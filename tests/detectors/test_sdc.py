@@ -314,7 +314,7 @@ def test_the_evidence_has_the_jobs_since_the_last_right_answer_the_location_and_
         "points_to": "the unit that computes bf16: nothing else failed",
     }
     assert "40 %" in facts["coverage"]
-    assert "next right round" in facts["clears"]
+    assert "next right answer" in facts["clears"]
     assert "1 job in doubt" in found[0].summary
 
 
