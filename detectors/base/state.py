@@ -136,7 +136,10 @@ class State:
 
     def grow(self, size: int) -> None:
         """Lengthens every memory() array of this piece to at least `size` cells; parts grow when they are used."""
-        for name, _, cells in _layout(type(self)).cells:
+        layout = _layout(type(self)).cells
+        if not layout or getattr(self, layout[0][0]).shape[layout[0][2].axis] >= size:  # all have one length
+            return
+        for name, _, cells in layout:
             array = getattr(self, name)
             have = array.shape[cells.axis]
             if have < size:
