@@ -20,6 +20,7 @@ from agents.node.spool.spool import Spool
 from benchmarks.fleet import Fleet, bare, cpu, raw
 from pipeline.ingest.ingest import Ingest
 from pipeline.model.records import TELEMETRY
+from pipeline.runtime.memory import reduce_gc
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import wire
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=240, help="per node")
     parser.add_argument("--ticks", type=int, default=10, help="per message")
     options = parser.parse_args()
+    reduce_gc()  # as the pipeline does
     fleet = Fleet.make(options.nodes, options.messages, options.ticks)
     samples = fleet.samples
     with tempfile.TemporaryDirectory() as name:

@@ -28,10 +28,11 @@ from benchmarks.ingest import warm_up
 from pipeline.config.sections import Kafka
 from pipeline.ingest.ingest import Ingest
 from pipeline.model.records import TELEMETRY
+from pipeline.runtime.memory import reduce_gc, tune_allocator
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import kafka_clients, topics, wire
-from pipeline.transport.kafka import KafkaTransport, reduce_gc, tune_allocator
+from pipeline.transport.kafka import KafkaTransport
 from tests.kafka_broker import Broker, BrokerError, missing
 
 PATIENT = {"broker.session.timeout.ms": "9000"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.sections import Config
 from pipeline.ingest.offsets import load_offsets
+from pipeline.runtime.memory import reduce_gc, tune_allocator
 from pipeline.store.database import Database
 from pipeline.transport import Transport
 from pipeline.transport.spool import SpoolTransport
@@ -11,16 +12,12 @@ from pipeline.transport.spool import SpoolTransport
 
 def open_transport(config: Config, database: Database) -> Transport:
     """Returns the configured transport. Raises ConfigError if credentials cannot be read."""
+    reduce_gc()
     if config.pipeline.transport == "spool":
         return SpoolTransport(config.spool.directory)
-    from pipeline.transport.kafka import (
-        KafkaTransport,  # imported here: the spool needs no Kafka client
-        reduce_gc,
-        tune_allocator,
-    )
+    from pipeline.transport.kafka import KafkaTransport  # imported here: the spool needs no Kafka client
 
     tune_allocator()
-    reduce_gc()
     cursor = database.cursor()
     try:
         return KafkaTransport(config.kafka, load_offsets(cursor))

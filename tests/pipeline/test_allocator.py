@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROBE = """
 import resource
-from pipeline.transport.kafka import tune_allocator
+from pipeline.runtime.memory import tune_allocator
 
 def faults(rounds=50, size=4 << 20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
