@@ -163,7 +163,9 @@ def check_token(stack: Stack) -> str:
 
 def run_doctor(stack: Stack) -> str:
     """Runs doctor in the pipeline's container. No GPU and no alert receiver are warnings there."""
-    found = json.loads(stack.compose("exec", "-T", "pipeline", "fleetpulse", "doctor", "--output", "json"))
+    found = json.loads(
+        stack.compose("exec", "-T", "pipeline", "fleetpulse", "doctor", "--wait", "600s", "--output", "json")
+    )
     if failed := [f"{line['check']}: {line['found']}" for line in found if line["state"] == "fail"]:
         raise CheckError("; ".join(failed))
     return ", ".join(f"{line['check']} {line['state']}" for line in found)
