@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.incidents.cases import REPEATED, Change
+from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.ledger import Payload
 from pipeline.incidents.life import STORM
 from pipeline.incidents.silences import SEVERITY, alert_name
@@ -221,6 +222,17 @@ class PayloadPlanner:
     def plan(self, changes: Sequence[Change], now: int) -> list[Payload]:
         """Returns the rows of changes, to be sent from `now` on."""
         return [payload for change in changes if change.kind != "retitled" for payload in self._plan(change, now)]
+
+    def plan_unsent(self, incident: Incident, sent: Collection[str], now: int) -> Iterator[Payload]:
+        """Yields the rows of an open incident for the endpoints that it goes to and that are not in `sent`.
+
+        One that a person acknowledged is news only for an endpoint that mirrors all alerts.
+        """
+        labels = self.label(incident)
+        change = Change("opened", incident, incident.opened, ACTOR, "the receiver, or its route, is new")
+        for name in sorted(self._find_receivers(incident, labels) - set(sent)):
+            if incident.state != "acknowledged" or self._endpoints[name].resend_s:
+                yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
 
     def label(self, incident: Incident, is_new: bool = False) -> dict[str, str]:
         """Returns the labels of an incident's alert."""

@@ -77,6 +77,7 @@ AND incident NOT IN (SELECT id FROM incidents WHERE resolved IS NULL OR epoch_us
 AND NOT list_contains($2::VARCHAR[], incident)
 AND (receiver, incident) NOT IN (SELECT (receiver, incident) FROM outbox WHERE state = 'pending')
 """
+_SENT = "SELECT incident, list(DISTINCT receiver) FROM outbox GROUP BY incident"
 _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
@@ -225,6 +226,15 @@ class Notifier:
             if name in self.health:
                 self.health[name] = ReceiverHealth(MAX_FAILURES, since, answer, self._clock())
         self._reported = {incident.removeprefix(alertmanager.RECEIVER_PREFIX): since for incident, since in reported}
+
+    def write_unsent(self) -> None:
+        """Adds the alerts that fire for receivers that never got them: these, or their routes, are new."""
+        now = self._clock()
+        with self._store.transaction() as connection:
+            sent = dict(connection.execute(_SENT).fetchall())
+            firing = ledger.load_open_incidents(connection)
+            payloads = [p for one in firing for p in self._planner.plan_unsent(one, sent.get(one.id, ()), now)]
+            ledger.write_changes(connection, [], [], payloads, now)
 
     def send_due(self, name: str, ended: Callable[[], bool] = lambda: False) -> int:
         """Sends each due payload of a receiver once and returns their number.
@@ -454,6 +464,7 @@ class Notifier:
         """Marks payloads of removed receivers as dead and deletes old payloads. Returns True."""
         if not self._running:
             self.load_state()
+            self.write_unsent()
         with self._store.transaction() as connection:
             connection.execute(
                 "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "

@@ -76,6 +76,35 @@ def test_one_message_that_is_always_refused_does_not_hide_the_recovery_of_the_re
     assert not harness.notifier.health["r0"].is_down
 
 
+def test_a_new_receiver_gets_what_fires_and_the_others_nothing_again(
+    tmp_path: Path, receivers: Callable[[], Receiver]
+) -> None:
+    old, new = receivers(), receivers()
+    urls = [f"http://127.0.0.1:{r.server_port}/" for r in (old, new)]
+    harness = NotifierHarness(tmp_path, urls[:1])
+    harness.write_change("opened")
+    harness.write_change("opened", "gpu:n2.0")
+    harness.write_change("opened", "gpu:n3.0")
+    harness.write_change("acknowledged", "gpu:n3.0", state="acknowledged")
+    harness.resolve("gpu:n2.0")
+    while harness.send_due(5):
+        pass
+    before = len(old.posts)
+    harness.urls = urls
+    for _ in range(2):
+        harness.restart()
+        harness.notifier.load_state()
+        harness.notifier.write_unsent()
+        harness.send_due(5, "r0")
+        harness.send_due(0, "r1")
+    assert new.alerts == [("firing", "gpu:n1.0")]
+    assert len(old.posts) == before
+    harness.resolve()
+    harness.send_due(5, "r1")
+    assert new.alerts[-1] == ("resolved", "gpu:n1.0")
+    harness.close()
+
+
 def test_a_restart_probes_a_failed_receiver_immediately(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [410] * 3
     harness.write_change("opened")
