@@ -211,6 +211,12 @@ def read_token(path: Path) -> str:
     return lines[0].rpartition(":")[2]
 
 
+def record_reload(url: str, token_file: Path | None, body: Mapping[str, str]) -> None:
+    """Writes the row of the audit about a reload of this process's configuration: no person asks for it. Raises
+    ApiError, and UsageError if the token cannot be read."""
+    Client(url, read_token(token_file) if token_file else "").send(lambda answer: answer, "audit/reloads", body)
+
+
 def _problem(error: urllib.error.HTTPError) -> tuple[str, str]:
     """Returns detail and type of a problem document (RFC 9457), else the status in words."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards import identity, oidc
-from dashboards.client import API_TOKEN_FILE, API_URL, Client, read_token
+from dashboards.client import API_TOKEN_FILE, API_URL, read_token, record_reload
 from dashboards.guard import Guard
 from dashboards.login_cookies import LoginCookies
 from pipeline.config.sections import Config
@@ -76,10 +76,9 @@ def watch_hangup(config: Config, load: Load) -> Reload:
         sys.stderr.flush()
 
     def record(outcome: Outcome, reason: str) -> None:
-        token = read_token(config.dashboard.token_file) if config.dashboard.token_file else ""
         body = {"source": config.source or "defaults", "reason": reason[:MOST_REASON], "outcome": outcome}
         try:
-            Client(api_url(config), token).send(lambda answer: answer, "audit/reloads", body)
+            record_reload(api_url(config), config.dashboard.token_file, body)
         except FleetpulseError as error:
             log(f"reload of the configuration is not in the audit: {error}")
 

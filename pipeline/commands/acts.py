@@ -21,8 +21,6 @@ Rows = list[Mapping[str, Any]]
 LIST = ("id", "state", "mode", "text", "requested_by", "incident", "reason")
 GUARDS = ("guard", "now", "limit", "result")
 STEPS = ("number", "time", "state", "actor", "comment")
-WAIT_S = 30.0
-"""Longest wait for the executor without --wait (s). Chosen: six of its polls."""
 OVER = ("verified", "refused", "expired", "cancelled", "failed", "rolled_back")
 
 
@@ -62,17 +60,17 @@ def flatten(act: Mapping[str, Any]) -> dict[str, Any]:
 
 def _propose(config: Config, given: argparse.Namespace, pause: Callable[[float], None]) -> Mapping[str, Any]:
     """Proposes an act and waits until the executor has planned it."""
-    params = dict(word.partition("=")[::2] for word in getattr(given, "params", None) or ())
+    params = dict(word.partition("=")[::2] for word in given.params or ())
     body = {
         "verb": given.act,
         "targets": [name if ":" in name else f"node:{name}" for name in given.nodes],
         "reason": given.reason,
-        "incident": getattr(given, "incident", ""),
+        "incident": given.incident or "",
         "params": params,
-        "when": getattr(given, "when", "now"),
+        "when": given.when,
     }
     made: Mapping[str, Any] = _post(config, "/acts", body)
-    for _ in range(max(1, round(getattr(given, "wait", WAIT_S)))):
+    for _ in range(max(1, round(given.wait))):
         if made["state"] != "proposed":
             break
         pause(1.0)
@@ -115,7 +113,7 @@ def _approve(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[
     act = _get(config, f"/acts/{quote(given.id, safe='')}")
     if act["plan"] is None:
         raise UsageError(f"act {given.id}: has no plan yet")
-    body = {"plan": act["plan"]["hash"], "comment": getattr(given, "comment", ""), "typed": getattr(given, "typed", "")}
+    body = {"plan": act["plan"]["hash"], "comment": given.comment or "", "typed": given.typed or ""}
     return [flatten(_post(config, f"/acts/{quote(given.id, safe='')}/approve", body))], LIST
 
 
@@ -124,7 +122,7 @@ def _follow(config: Config, given: argparse.Namespace, pause: Callable[[float], 
     act = _get(config, f"/acts/{quote(given.id, safe='')}")
     if act["state"] in ("proposed", "planned", "awaiting_approval"):
         raise Refused(f"act {given.id}: is {act['state'].replace('_', ' ')}; nothing runs before a person approves it")
-    for _ in range(max(1, round(getattr(given, "wait", WAIT_S)))):
+    for _ in range(max(1, round(given.wait))):
         done = act["state"] in OVER or (act["state"] == "executed" and act["mode"] == "dry-run")
         if done:
             break

@@ -37,11 +37,11 @@ def run_notify(
     """Runs one verb and returns rows, columns and the exit code."""
     verb = given.verb or "list"
     if verb == "test":
-        return run_test(config, given.name, getattr(given, "severity", "info"), say)
+        return run_test(config, given.name, given.severity, say)
     if verb == "receivers":
         return list(_get(config, "/api/v1/receivers")["receivers"]), RECEIVERS, 0
     if verb == "replay":
-        receiver = getattr(given, "receiver", None)
+        receiver = given.receiver
         if bool(given.ids) == bool(receiver):
             raise UsageError("notify replay: expected ids of dead messages, or --receiver NAME for all of it")
         body = {"ids": given.ids, "receiver": receiver}

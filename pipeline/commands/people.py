@@ -137,20 +137,21 @@ def run_silences(config: Config, given: argparse.Namespace) -> tuple[Rows, Seque
         found = _send(config, f"{where}/preview", {"matchers": given.matchers})["incidents"]
         return [_with_person(row) for row in found], INCIDENTS
     if verb == "add":
-        span = {"seconds": given.hours * 3600, "reason": given.reason, "starts": _optional(given, "starts")}
-        what = {"matchers": given.matchers} if given.command == "silences" else {"scopes": given.scopes}
-        for scope in _find_unknown(config, _optional(given, "scopes", ())):
+        span = {"seconds": given.hours * 3600, "reason": given.reason, "starts": given.starts}
+        scopes = () if given.command == "silences" else given.scopes
+        what = {"scopes": scopes} if scopes else {"matchers": given.matchers}
+        for scope in _find_unknown(config, scopes):
             sys.stderr.write(f"fleetpulse: warning: {scope} is not known: no incident is below it; is it misspelt?\n")
         return [_send(config, where, {**what, **span})], SILENCES
     path = f"/silences/{quote(given.id, safe='')}"
     if verb in ("expire", "end"):
-        return [_send(config, f"{path}/expire", {}, _optional(given, "expected"))], SILENCES
+        return [_send(config, f"{path}/expire", {}, given.expected)], SILENCES
     body: dict[str, Any] = {}
     if verb == "edit":
         body = {
             "matchers": given.matchers or None,
-            "ends": _optional(given, "ends"),
-            "reason": _optional(given, "reason"),
+            "ends": given.ends,
+            "reason": given.reason,
         }
     else:
         known = _get(config, f"{where}?active=true")["silences"]
@@ -158,7 +159,7 @@ def run_silences(config: Config, given: argparse.Namespace) -> tuple[Rows, Seque
         if ends is None:
             raise UsageError(f"{given.command} {given.id}: no such one that has not ended")
         body["ends"] = iso(from_iso(ends) + int(given.hours * 3600 * SECOND))
-    return [client.send(config, "PUT", f"/api/v1{path}", body, _optional(given, "expected"))], SILENCES
+    return [client.send(config, "PUT", f"/api/v1{path}", body, given.expected)], SILENCES
 
 
 def run_handover(config: Config, given: argparse.Namespace) -> tuple[Rows, str]:
@@ -185,7 +186,7 @@ MARKS = {
 
 def verify_audit(config: Config, given: argparse.Namespace) -> tuple[Mapping[str, Any], str, bool]:
     """Returns what was found of the audit's chain and of a mark, in words too, and whether all of it is whole."""
-    mark = _optional(given, "mark") or ""
+    mark = given.mark or ""
     found = _get(config, f"/audit?{urlencode({'limit': 1, **({'mark': mark} if mark else {})})}")
     broken, newest = found["broken"], found["newest"]
     said = {name: found[name] for name in ("broken", "oldest", "newest", "mark")}
@@ -205,8 +206,8 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
     """Creates, lists or revokes tokens. Returns rows, columns, and the text of a new token, which is shown once."""
     path, now, text = tokens.find_role_file(config.store.path), time.time_ns() // 1000, ""
     if given.verb == "create":
-        days, behalf = _optional(given, "days", 90.0), _optional(given, "on_behalf_of", False)
-        executor = _optional(given, "executor", False)
+        days, behalf = given.days, given.on_behalf_of
+        executor = given.executor
         made, text = tokens.create_role_token(
             path, given.owner, given.role, days, getpass.getuser(), now, behalf, executor
         )
@@ -264,11 +265,6 @@ def shorten_times(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
 def _with_person(incident: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an incident with its owner: the assignee, else who acknowledged it."""
     return {**incident, "who": incident["assignee"] or incident["acknowledged_by"]}
-
-
-def _optional(given: argparse.Namespace, name: str, default: Any = None) -> Any:
-    """Returns an option of a verb, which is absent if it was not given."""
-    return getattr(given, name, default)
 
 
 def _get(config: Config, path: str) -> Any:

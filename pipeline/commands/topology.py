@@ -35,9 +35,9 @@ Say = Callable[[str], None]
 
 def run_topology(config: Config, given: argparse.Namespace, say: Say) -> int:
     """Runs a subcommand; returns 0, or 1 if the check has findings. Raises UsageError for a bad file."""
-    format_ = getattr(given, "format", None)  # an option of a subcommand that was not given is absent
+    format_ = getattr(given, "format", None)  # of check and import
     if given.verb == "show":
-        sys.stdout.write(_show(config, given.entity, getattr(given, "time", None), given.output))
+        sys.stdout.write(_show(config, given.entity, given.time, given.output))
         return 0
     if given.verb == "import":
         sys.stdout.write(_convert(given.files, format_))

@@ -193,6 +193,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
                     ("--severity",),
                     {
                         "choices": ("info", "warning", "critical"),
+                        "default": "info",
                         "help": "label severity (default: info, which pages no one)",
                     },
                 ),
