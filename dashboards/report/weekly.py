@@ -19,16 +19,8 @@ def write_html(found: Mapping[str, Any], now: int) -> str:
     note = " All of it is SIMULATED." if found["simulated"] else ""
     about = f"{found['nodes']:,} nodes. Printed {iso(now)[:19].replace('T', ' ')}Z.{note}"
     warning = "" if found["evaluated"]["complete"] else f"<p><b>{escape(found['evaluated']['note'])}</b></p>"
-    parts = (
-        warning,
-        _summary(found),
-        _objectives(found),
-        _losses(found),
-        _energy(found),
-        _failures(found),
-        _nodes(found),
-    )
-    return write_document(title, about, [*parts, _nodes(found), _spares(found)])
+    sections = (_summary, _objectives, _losses, _energy, _failures, _nodes, _spares)
+    return write_document(title, about, [warning, *(write(found) for write in sections)])
 
 
 def percent(share: float | None, digits: int = 2) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ def test_an_api_that_is_away_and_a_fleet_without_jobs_say_so(api: Any) -> None:
 
 def test_the_weekly_report_is_one_file_without_scripts_and_names_are_text() -> None:
     text = write_html(answer(), NOW)
+    heads = re.findall("<h2>(.*?)</h2>", text)
+    assert sorted(set(heads)) == sorted(heads), "each section once"
     assert HOSTILE not in text
     assert "&lt;script&gt;" in text
     assert "SIMULATED" in text
