@@ -42,6 +42,12 @@ class Run:
         """All texts in order."""
         return "\n".join(self.texts)
 
+    def forget_drawn(self) -> None:
+        """Forgets what was drawn: the page begins again, and what it draws then replaces it."""
+        self.texts.clear()
+        self.buttons.clear()
+        self.fragments.clear()
+
 
 class Viewer:
     """One session. base: address of the dashboard. cookies: those of a login. headers: of a proxy in front."""
@@ -102,8 +108,10 @@ class Viewer:
                 run.interval = message.auto_rerun.interval
             elif kind == "auth_redirect":
                 run.login = message.auth_redirect.url
-            elif kind == "script_finished" and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
-                return run
+            elif kind == "script_finished":
+                if message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+                    return run
+                run.forget_drawn()
 
     async def close(self) -> None:
         """Leaves."""
