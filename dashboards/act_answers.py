@@ -36,7 +36,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act. approvals: (who, comment).   history: (time, state, actor, comment), oldest first."""
+    """One act. approvals: (who, comment).   history: (time, state, actor, comment), oldest first.
+
+    waits_for: what it waits for that no person has to do, "" if nothing.
+    """
 
     id: str
     text: str
@@ -53,6 +56,7 @@ class Act:
     plan: Plan | None
     approvals: tuple[tuple[str, str], ...]
     outcome: str
+    waits_for: str = ""
     history: tuple[tuple[int, str, str, str], ...] = ()
 
 
@@ -89,6 +93,7 @@ def parse_act(table: Mapping[str, Any]) -> Act:
         plan=None if table.get("plan") is None else _plan(table["plan"]),
         approvals=tuple((str(a["who"]), str(a["comment"])) for a in require_list(table["approvals"])),
         outcome=str((table.get("result") or {}).get("reason", "")),
+        waits_for=str(table.get("waits_for") or ""),
         history=tuple(
             (from_iso(s["time"]), str(s["state"]), str(s["actor"]), str(s["comment"]))
             for s in require_list(table.get("history") or [])

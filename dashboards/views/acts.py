@@ -99,7 +99,7 @@ def act_rows(acts: list[Act], now: int) -> list[tuple[Text, ...]]:
             act.requested_by,
             incident_link(act.incident) if act.incident else "",
             ago(act.created, now),
-            act.outcome or act.reason,
+            act.outcome or (f"Waits: {act.waits_for}" if act.waits_for else act.reason),
         )
         for act in acts
     ]
@@ -131,8 +131,10 @@ def _draw_one(identity: str) -> None:
     st.html(markup.chips([*targets, Link("All acts", routes.href("acts"))]))
     if act.outcome:
         st.html(markup.notice(act.outcome, "critical" if act.state in ("failed", "refused") else "degraded"))
+    if act.waits_for:
+        st.html(markup.notice(f"{act.waits_for}.", "degraded", "It waits:"))
     if act.plan is None:
-        st.html(markup.notice("Not planned yet. The executor plans it; is `fleetpulse executor` running?", "degraded"))
+        st.html(markup.notice("The executor plans it within seconds.", "quiet", "Not planned yet."))
     else:
         _draw_plan(act, act.plan)
     _draw_buttons(act)

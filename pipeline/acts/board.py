@@ -28,6 +28,7 @@ from pipeline.acts.act import (
 )
 from pipeline.acts.approval import check_approval, drop_lapsed, has_enough_people
 from pipeline.acts.guards import Facts
+from pipeline.acts.lease import Lease
 from pipeline.config.acts import Acts
 from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.model.errors import NotAllowed, Outdated, Refused, UsageError
@@ -35,8 +36,6 @@ from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
 
 EXECUTOR = "executor"
-LEASE_S = 30.0
-"""How long an executor that no longer asks keeps the right to act (s). Chosen: six polls."""
 T = TypeVar("T")
 Job = Literal["plan", "execute", "resume", "verify", "watch"]
 
@@ -68,7 +67,7 @@ class Board:
     ) -> None:
         self.database, self.config, self.clock = database, config, clock
         self._collect_facts, self.fleet_nodes, self._notify = collect_facts, fleet_nodes, notify
-        self._lease: tuple[tuple[str, str], int] = ("", ""), 0
+        self._lease = Lease()
         self._lock = threading.RLock()  # taken before that of the engine, which `collect_facts` and `notify` may take
 
     # --- reading ------------------------------------------------------------------------------------
@@ -87,7 +86,11 @@ class Board:
         """Returns one act with its history, in the form of the API. Raises KeyError."""
         with self._lock:
             act, steps = self.find(id_), self.read(ledger.load_steps, id_)
-        return {**act.as_json(), "history": [step.as_json() for step in steps]}
+            return {**self.show(act), "history": [step.as_json() for step in steps]}
+
+    def show(self, act: Act) -> dict[str, Any]:
+        """Returns an act in the form of the API, with what it waits for."""
+        return {**act.as_json(), "waits_for": self._lease.find_wait(act, self.clock())}
 
     def list_modes(self) -> dict[str, str]:
         """Returns the mode of each verb."""
@@ -224,17 +227,13 @@ class Board:
 
     # --- the executor -------------------------------------------------------------------------------
 
-    def claim(self, who: str, instance: str = "") -> list[Work]:
+    def claim(self, who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]:
         """Returns what the executor has to do now, oldest first. Raises Refused while another one is at work.
 
-        instance: of the process, since two executors may have one name.
+        instance: of the process, since two executors may have one name.   waits: what acts wait for, by act.
         """
         with self._lock:
-            now, (holder, until) = self.clock(), self._lease
-            if holder not in (("", ""), (who, instance)) and now < until:
-                other = holder[0] if holder[0] != who else "another process of this name"
-                raise Refused(f"executor {who}: {other} is at work, until it has been quiet for {LEASE_S:g} s")
-            self._lease = (who, instance), now + round(LEASE_S * SECOND)
+            self._lease.take(who, instance, waits or {}, self.clock())
             self.expire_due()
             acts = self.list_acts(only_open=True)
             leaving = {t for act in acts if _is_releasing(act) for t in act.targets}

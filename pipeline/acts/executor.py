@@ -6,12 +6,13 @@ the scheduler is read first: a finished step is not repeated, and an unknown sta
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pipeline.acts.act import Act, GuardResult, JobHit, Plan
+from pipeline.acts.act import MAX_REASON, Act, GuardResult, JobHit, Plan
 from pipeline.acts.adapters.adapter import Adapter, NotYet, Outcome, StillRunning
 from pipeline.acts.board import Work
 from pipeline.acts.guards import Facts, Question, evaluate_guards, needed_people
@@ -26,12 +27,16 @@ GIVE_UP_S = 1800.0
 restart of a scheduler with its state takes minutes."""
 GIVE_UP_DIAGNOSTIC_S = 4 * 3600.0
 """The same for a diagnostic (s). Chosen: as for the programs of a site."""
+MAX_JOBS_SHOWN = 5
+"""Jobs of a node that a reason to wait names. Chosen: fits a line."""
+MAX_WAITS = 1000
+"""Most acts of which the executor says what they wait for. Chosen: more than any guard lets begin in an hour."""
 
 
 class BoardAccess(Protocol):
     """What the executor needs of the board: the board itself, or its client over HTTP."""
 
-    def claim(self, who: str, instance: str = "") -> list[Work]: ...
+    def claim(self, who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]: ...
     def collect_facts(self, id_: str) -> Facts: ...
     def plan(self, id_: str, plan: Plan) -> Act: ...
     def begin(self, id_: str, failing: Sequence[str], who: str) -> Act: ...
@@ -64,6 +69,8 @@ class Executor:
         """Acts whose programs go on."""
         self._begun: set[str] = set()
         """Acts that this process began, or went on with."""
+        self._waits: dict[str, str] = {}
+        """What acts wait for, as the last round found it."""
         self._shown_since: dict[str, int] = {}
         """Since when the scheduler shows the effect of an act that is not verified yet (UTC us)."""
 
@@ -72,27 +79,36 @@ class Executor:
 
         only_waiting: begins nothing, and asks after the programs that go on.
         """
-        work, self._seen = self.board.claim(self.name, self.instance), None
+        waits = dict(itertools.islice(self._waits.items(), MAX_WAITS))
+        work, self._seen = self.board.claim(self.name, self.instance, waits), None
         if only_waiting:
             work = [task for task in work if task.act.id in self.waiting]
-        self.waiting = set()
+        self.waiting, self._waits = set(), {}
         for task in work:
             try:
                 self._do(task)
             except StillRunning as error:
                 self.waiting.add(task.act.id)
+                self._wait(task.act, str(error))
                 self._fail_if_overdue(task.act, str(error))
             except NotYet as error:
                 log.warning("act %s: %s; tried again", task.act.id, error)
+                self._wait(task.act, str(error))
                 self._fail_if_refused_for_long(task.act, str(error))
             except (Refused, Outdated) as error:
                 log.info("%s", error)
             except Unreachable as error:
                 log.warning("act %s: %s; tried again", task.act.id, error)
+                self._wait(task.act, str(error))
                 self._fail_if_overdue(task.act, str(error))
             except FleetpulseError as error:  # one act must not stop the others
                 log.warning("act %s: %s", task.act.id, error)
+                self._wait(task.act, str(error))
         return len(work)
+
+    def _wait(self, act: Act, why: str) -> None:
+        """Notes what an act waits for, for the people who look at it."""
+        self._waits[act.id] = why[:MAX_REASON]
 
     def _do(self, task: Work) -> None:
         if task.job == "plan":
@@ -133,7 +149,8 @@ class Executor:
     def _execute(self, act: Act) -> None:
         """Evaluates the guards again, writes the intent, and carries the act out."""
         facts, world = self.board.collect_facts(act.id), self._scheduler.read_state(self.clock())
-        if not _may_begin(act, facts, world):
+        if why := find_wait(act, facts, world):
+            self._wait(act, why)
             return
         fresh = self._plan(act, facts, world)
         if changes := find_changes(act, fresh):
@@ -221,12 +238,12 @@ class Executor:
             shown = {t: _show(world.nodes[t.partition(":")[2]]) for t in act.targets}
             self.board.report(act.id, "verified", self.name, {"after": shown})
         elif all(seen.values()):
-            return
+            self._wait(act, f"the scheduler shows it; verified once that has lasted {adapter.saved_after_s:g} s")
         elif self.clock() - act.updated > self.config.verify_minutes * 60 * SECOND:
-            missing = ", ".join(t for t, found in seen.items() if not found)
             held = [t for t in act.targets if _carries(world, t, act.mark)]
-            said = f"the scheduler shows no effect on {missing}"
-            self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
+            self.board.report(act.id, "failed", self.name, {"reason": _say_unseen(seen), "held": held})
+        else:
+            self._wait(act, _say_unseen(seen))
 
     def _is_lasting(self, id_: str, shown: bool, seconds: float) -> bool:
         """Returns whether the scheduler has shown an effect for so long that it no longer loses it in a crash."""
@@ -294,28 +311,40 @@ def _carries(world: SchedulerState, target: str, mark: str) -> bool:
     return node is not None and node.out and node.mark == mark
 
 
-def _may_begin(act: Act, facts: Facts, world: SchedulerState) -> bool:
-    """Returns whether the moment has come that the requester asked for."""
+def _say_unseen(seen: Mapping[str, Any]) -> str:
+    return f"the scheduler shows no effect on {', '.join(t for t, found in seen.items() if not found)}"
+
+
+def find_wait(act: Act, facts: Facts, world: SchedulerState) -> str:
+    """Returns what an approved act waits for, as its requester asked; "" if it may begin."""
     names = [target.partition(":")[2] for target in act.targets]
     busy = [world.nodes[name] for name in names if name in world.nodes and world.nodes[name].jobs]
-    if act.when == "when_idle":
-        return not busy
+    if act.when == "when_idle" and busy:
+        return f"until no job is on the nodes: {'; '.join(_show_jobs(node.name, node.jobs) for node in busy)}"
     if act.when == "after_checkpoint":
-        return all(_has_checkpoints(node, facts) for node in busy)
-    return True
+        late = [_show_jobs(node.name, jobs) for node in busy if (jobs := _list_without_checkpoint(node, facts))]
+        return f"for a checkpoint since the approval: {'; '.join(late)}" if late else ""
+    return ""
 
 
-def _has_checkpoints(node: SchedulerNode, facts: Facts) -> bool:
-    """Returns whether each job on a node wrote a checkpoint.
+def _list_without_checkpoint(node: SchedulerNode, facts: Facts) -> list[str]:
+    """Returns the jobs on a node that are not known to have written a checkpoint.
 
     Jobs are the same by name. Those that the scheduler and the telemetry name differently are the same if as many of
     both are on the node.
     """
     running, held = set(facts.running.get(node.name, ())), set(node.jobs)
-    if not held & running <= facts.checkpoints:
-        return False
+    if late := held & running - facts.checkpoints:
+        return sorted(late)
     unmatched, others = held - running - facts.checkpoints, running - held
-    return not unmatched or (len(unmatched) == len(others) and others <= facts.checkpoints)
+    known = len(unmatched) == len(others) and others <= facts.checkpoints
+    return [] if known else sorted(unmatched)
+
+
+def _show_jobs(node: str, jobs: Sequence[str]) -> str:
+    """Returns the jobs on a node for people; of many the first."""
+    more = f" and {len(jobs) - MAX_JOBS_SHOWN} more" if len(jobs) > MAX_JOBS_SHOWN else ""
+    return f"{node} has {', '.join(jobs[:MAX_JOBS_SHOWN])}{more}"
 
 
 def _show(node: SchedulerNode) -> str:

@@ -43,9 +43,9 @@ class RemoteBoard:
         token_file = config.executor.token_file or config.api.token_file
         self._config = replace(config, api=replace(config.api, token_file=token_file))
 
-    def claim(self, who: str, instance: str = "") -> list[Work]:
+    def claim(self, who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]:
         """See `Board.claim`."""
-        rows = self._post("claim", {"executor": who, "instance": instance})["work"]
+        rows = self._post("claim", {"executor": who, "instance": instance, "waits": dict(waits or {})})["work"]
         return [Work(row["job"], parse_act(json.loads(row["act"])), parse_facts(row["facts"])) for row in rows]
 
     def collect_facts(self, id_: str) -> Facts:

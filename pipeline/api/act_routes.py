@@ -14,8 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.acts.act import Act, Verb, When, encode_act, parse_plan
+from pipeline.acts.act import MAX_REASON, Act, Verb, When, encode_act, parse_plan
 from pipeline.acts.board import Board
+from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.remote import encode_facts
 from pipeline.api.guard import USER
 from pipeline.api.models import COMMENT_CHARACTERS, Strict
@@ -62,9 +63,10 @@ class Name(Strict):
 
 
 class Claim(Name):
-    """A question for work. instance: of the executor's process."""
+    """A question for work. instance: of the executor's process.   waits: what acts wait for, by act."""
 
     instance: Word = ""
+    waits: dict[Word, Annotated[str, Field(max_length=MAX_REASON)]] = Field(default_factory=dict, max_length=MAX_WAITS)
 
 
 class PlanReport(Strict):
@@ -98,7 +100,7 @@ class Undone(Name):
 def list_acts(request: Request, open: Annotated[bool, Query()] = False, incident: str | None = None) -> Response:
     """Acts, newest first; with `open=true` those that are not over, also holds in force; and the breaker."""
     board = _board(request)
-    acts = [act.as_json() for act in board.list_acts(open, incident)]
+    acts = [board.show(act) for act in board.list_acts(open, incident)]
     return json_response({"acts": acts, "breaker": board.read_breaker() or None, "modes": board.list_modes()})
 
 
@@ -158,7 +160,7 @@ def cancel(request: Request, act: str, why: Because) -> Response:
 @act_router.post("/executor/claim", include_in_schema=False)
 def claim(request: Request, who: Claim) -> Response:
     """What the executor has to do now."""
-    work = _board(request).claim(who.executor, who.instance)
+    work = _board(request).claim(who.executor, who.instance, who.waits)
     rows = [{"job": w.job, "act": encode_act(w.act), "facts": encode_facts(w.facts)} for w in work]
     return json_response({"work": rows})
 

@@ -55,7 +55,8 @@ def run_acts(
 
 def flatten(act: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an act as one row."""
-    return {name: act.get(name, "") for name in LIST} | {"targets": act["targets"], "version": act["version"]}
+    more = {name: act[name] for name in ("targets", "version", "waits_for")}
+    return {name: act.get(name, "") for name in LIST} | more
 
 
 def _propose(config: Config, given: argparse.Namespace, pause: Callable[[float], None]) -> Mapping[str, Any]:
@@ -96,8 +97,10 @@ def describe_plan(act: Mapping[str, Any]) -> list[str]:
     """Returns what stands above the table of guards: act, commands, jobs, and the next step."""
     lines = [f"{act['id']}: {act['text']}, {act['state'].replace('_', ' ')}, {act['mode']}"]
     plan = act["plan"]
+    if act["waits_for"]:
+        lines.append(f"  waits    {act['waits_for']}")
     if plan is None:
-        return [*lines, "not planned yet: is `fleetpulse executor` running?"]
+        return [*lines, "  next     the executor plans it within seconds"]
     lines += [f"  command  {command}" for command in plan["commands"]]
     lines += [
         f"  job      {hit['job']}: {hit['nodes']} nodes, {hit['gpus']} GPUs {hit['account']}" for hit in plan["jobs"]
@@ -128,6 +131,8 @@ def _follow(config: Config, given: argparse.Namespace, pause: Callable[[float], 
             break
         pause(1.0)
         act = _get(config, f"/acts/{quote(given.id, safe='')}")
+    if act["waits_for"]:
+        print_message(f"act {given.id}: waits: {act['waits_for']}")
     if act["state"] == "refused":
         raise Refused(f"act {given.id}: refused: {act['result'].get('reason', '')}")
     if act["state"] == "expired":

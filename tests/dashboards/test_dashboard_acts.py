@@ -85,6 +85,16 @@ def test_the_list_says_what_waits_and_leads_to_each_act(acts: Any) -> None:
     assert "Modes: hold on, evict off" in text
 
 
+def test_an_act_that_waits_says_for_what_in_the_list_and_on_its_page(acts: Any) -> None:
+    waits = "executor executor has not asked for work for 5 min"
+    acts.answers["acts"]["acts"] = [act_table(state="approved", waits_for=waits)]
+    acts.answers["acts/ACT-1"] = act_table(state="proposed", plan=None, waits_for=waits)
+    assert f"Waits: {waits}" in shown(page(acts_script))
+    text = shown(page(acts_script, id="ACT-1"))
+    assert waits in text
+    assert "Not planned yet." in text
+
+
 def test_an_open_breaker_is_the_first_thing_on_the_page(acts: Any) -> None:
     acts.answers["acts"]["breaker"] = "3 acts failed within an hour"
     assert "Policies are stopped." in shown(page(acts_script))

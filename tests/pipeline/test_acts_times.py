@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.acts import ledger
-from pipeline.acts.act import Act, Approval
+from pipeline.acts.act import MAX_REASON, Act, Approval
 from pipeline.acts.adapters.adapter import Outcome
+from pipeline.acts.board import Work
+from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.guards import Facts
 from pipeline.acts.remote import encode_facts, parse_facts
 from pipeline.acts.scheduler import SchedulerNode
@@ -23,7 +25,7 @@ from pipeline.incidents.jobs import Place
 from pipeline.model.errors import Refused, Unreachable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
-from tests.pipeline.acts_world import BOB, CAROL, ON, ROBOT, World
+from tests.pipeline.acts_world import ALICE, BOB, CAROL, ON, ROBOT, World
 from tests.pipeline.living import LivingSite
 
 MINUTE = 60 * SECOND
@@ -213,3 +215,61 @@ def test_an_expired_first_approval_is_named_neither_in_the_plan_nor_counted(worl
         world.approve(act, BOB)
     world.now += 16 * MINUTE
     assert world.approve(act, BOB).state == "awaiting_approval"
+
+
+def waits_for(world: World, act: Act) -> str:
+    return str(world.board.describe(act.id)["waits_for"])
+
+
+def test_an_act_says_which_jobs_it_waits_for(world: World) -> None:
+    world.scheduler.run("81", ("n03",))
+    act = world.propose("hold", "n03", when="when_idle")
+    assert waits_for(world, act) == "", "it waits for people"
+    world.approve(act)
+    world.run(2)
+    assert waits_for(world, act) == "until no job is on the nodes: n03 has 81"
+    later = world.propose("hold", "n11", when="after_checkpoint")
+    world.approve(later)
+    world.scheduler.run("82", ("n11",))
+    world.run(2)
+    assert waits_for(world, later) == "for a checkpoint since the approval: n11 has 82"
+    world.facts["checkpoints"] = frozenset({"82"})
+    world.run(4)
+    assert (world.state(later), waits_for(world, later)) == ("verified", "")
+
+
+def test_an_act_says_that_the_scheduler_does_not_answer(world: World) -> None:
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    world.scheduler.away = True
+    world.run(2)
+    assert waits_for(world, act) == "scontrol: Unable to contact slurm controller"
+    world.scheduler.away = False
+    world.run(4)
+    assert (world.state(act), waits_for(world, act)) == ("verified", "")
+
+
+def test_an_act_says_that_no_executor_is_there(world: World) -> None:
+    act = world.board.propose("hold", ["node:n03"], ALICE, "fault")
+    assert waits_for(world, act) == "no executor has asked for work since the pipeline started"
+    world.run()
+    world.approve(act)
+    world.now += 300 * SECOND
+    assert waits_for(world, act) == "executor executor has not asked for work for 5 min"
+
+
+def test_a_thousand_waiting_acts_are_what_an_executor_says_at_most(world: World) -> None:
+    act = world.propose("hold", "n03")
+    world.executor._waits = {f"ACT-{number}": "x" * 900 for number in range(1200)}
+    said: list[Mapping[str, str]] = []
+    claim = world.board.claim
+
+    def listen(who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]:
+        said.append(waits or {})
+        return claim(who, instance, waits)
+
+    world.board.claim = listen  # type: ignore[method-assign]
+    world.run()
+    world.executor._wait(act, "y" * 900)
+    world.run()
+    assert (len(said[0]), said[1]) == (MAX_WAITS, {act.id: "y" * MAX_REASON})

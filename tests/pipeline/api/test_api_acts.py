@@ -113,6 +113,20 @@ def test_a_person_proposes_another_approves_and_the_executor_holds_over_http(ser
     assert [row["id"] for row in served.call("GET", "/acts?open=true")[1]["acts"]] == [act["id"]]
 
 
+def test_what_an_act_waits_for_is_told_over_http(served):
+    served.scheduler.run("81", ("n03",))
+    body = {"verb": "hold", "targets": ["node:n03"], "reason": "x", "when": "when_idle"}
+    act = served.call("POST", "/acts", body, token="dashboard", person="alice")[1]
+    assert act["waits_for"] == "no executor has asked for work since the pipeline started"
+    served.executor.run_once()
+    served.approve(served.call("GET", f"/acts/{act['id']}")[1], token="dashboard", person="bob")
+    for _ in range(2):
+        served.executor.run_once()
+    assert [row["waits_for"] for row in served.call("GET", "/acts")[1]["acts"]] == [
+        "until no job is on the nodes: n03 has 81"
+    ]
+
+
 @pytest.mark.parametrize("token", ["viewer", "operator", "admin", "executor"])
 def test_no_token_approves(served, token):
     act = served.propose()

@@ -1,0 +1,51 @@
+"""Which executor is at work, and what it says that its acts wait for.
+
+In memory only: the executor says both with each poll, so that a pipeline that was started again knows them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.acts.act import Act
+from pipeline.model.entity_names import short_duration
+from pipeline.model.errors import Refused
+from pipeline.model.records import SECOND
+
+LEASE_S = 30.0
+"""How long an executor that no longer asks keeps the right to act (s). Chosen: six polls."""
+_PEOPLE = ("awaiting_approval", "verified", "refused", "expired", "cancelled", "failed", "rolled_back")
+"""States in which an act waits for no executor."""
+
+
+@dataclass
+class Lease:
+    """The right of one executor to act. holder: its name and process.   asked: when it last asked for work (UTC us).
+
+    waits: what its acts wait for, by act.
+    """
+
+    holder: tuple[str, str] = ("", "")
+    asked: int = 0
+    waits: Mapping[str, str] = field(default_factory=dict)
+
+    def take(self, who: str, instance: str, waits: Mapping[str, str], now: int) -> None:
+        """Gives the right to an executor for `LEASE_S`. Raises Refused while another one has it."""
+        if self.holder not in (("", ""), (who, instance)) and self._is_held(now):
+            other = self.holder[0] if self.holder[0] != who else "another process of this name"
+            raise Refused(f"executor {who}: {other} is at work, until it has been quiet for {LEASE_S:g} s")
+        self.holder, self.asked, self.waits = (who, instance), now, dict(waits)
+
+    def find_wait(self, act: Act, now: int) -> str:
+        """Returns what an act waits for that the executor has to go on with; "" if nothing is known."""
+        if act.state in _PEOPLE or not act.is_open:
+            return ""
+        if self._is_held(now):
+            return self.waits.get(act.id, "")
+        if not self.asked:
+            return "no executor has asked for work since the pipeline started"
+        return f"executor {self.holder[0]} has not asked for work for {short_duration((now - self.asked) / SECOND)}"
+
+    def _is_held(self, now: int) -> bool:
+        return self.asked > 0 and now < self.asked + LEASE_S * SECOND
