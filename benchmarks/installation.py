@@ -26,7 +26,7 @@ from pathlib import Path
 from websockets.exceptions import WebSocketException
 
 from benchmarks.page_viewer import Viewer
-from benchmarks.upgrade_drill import drill, wait_for
+from benchmarks.upgrade_drill import drill, install_old, wait_for
 from tests.bare_machine import WITH_PYTHON, BareMachine, MachineError, debian, missing
 from tests.kafka_broker import Broker
 
@@ -36,7 +36,6 @@ ALONE = "FLEETPULSE_INSTALLATION_ALONE"
 TELEMETRY_S = 900.0
 """Longest wait for the first telemetry (s). Chosen: detectors compile for 40 s of CPU, minutes on a busy machine."""
 GATE = "fleetpulse doctor --wait 600s"
-DROP_INS = "/etc/systemd/system/fleetpulse-agent.service.d"
 RELOADED = ("dashboard", "agent", "pipeline")
 STOP_S = 65.0
 """More than TimeoutStopSec of the pipeline's unit."""
@@ -103,36 +102,38 @@ def find_deb(kind: str, folder: Path = ROOT / "dist") -> Path:
 
 
 def install_site(place: Path, given: argparse.Namespace) -> None:
-    """A server and a node by their debs, over a real Kafka; then the drill of an upgrade, if asked."""
-    way, old = Way("deb, with Kafka"), given.upgrade
+    """A server and a node by their debs, over a real Kafka; or, if asked, an older version and the drill."""
     with (
         Broker(place / "kafka") as broker,
         BareMachine(place, "server") as server,
         BareMachine(place, "gpu001") as node,
     ):
         for machine, kind in ((server, "server"), (node, "agent")):
-            machine.put(find_deb(kind, old) if old else find_deb(kind))
+            machine.put(find_deb(kind, given.upgrade) if given.upgrade else find_deb(kind))
             machine.put(find_deb(kind), "/root/new")
-        kafka = broker.bootstrap
-        way.run(server, f"dpkg -i /root/{find_deb('server', old or ROOT / 'dist').name}")
-        way.run(server, f"fleetpulse setup --role server --site east --kafka {kafka} --gpus 0 --webhook ''")
-        way.run(server, "fleetpulse init")
-        way.run(server, "systemctl enable --now fleetpulse-pipeline fleetpulse-dashboard")
-        way.run(node, f"dpkg -i /root/{find_deb('agent', old or ROOT / 'dist').name}")
-        way.run(node, f"fleetpulse setup --role node --site east --kafka {kafka} --gpus 0")
-        if old:  # its unit had a dynamic user, which has no home where libnss-systemd is not installed
-            node.run(f"mkdir -p {DROP_INS} && printf '[Service]\\nEnvironment=HOME=/\\n' > {DROP_INS}/home.conf")
-        way.run(node, "systemctl enable --now fleetpulse-agent")
-        if not old:  # an older doctor fails on nodes, for want of DuckDB
-            way.run(server, GATE)
-            way.run(node, GATE)
-        way.report(wait_for_telemetry(server, "gpu001"))
+        if given.upgrade:
+            install_old(server, node, given.upgrade, broker.bootstrap)
+            drill(server, node, {machine.name: machine.root / "root" for machine in (server, node)})
+        else:
+            install_new(server, node, broker.bootstrap)
         print_exposure(server, UNITS)
-        if old:
-            set_keys(node, "[collector.pci]\\ngpus_expected = 8", "restart", "agent")
-            drill(server, node, {m.name: m.root / "root" for m in (server, node)})
         uninstall(node, "agent")
         uninstall(server, "server")
+
+
+def install_new(server: BareMachine, node: BareMachine, kafka: str) -> None:
+    """The commands of docs/install.md, counted."""
+    way = Way("deb, with Kafka")
+    way.run(server, f"dpkg -i /root/{find_deb('server').name}")
+    way.run(server, f"fleetpulse setup --role server --site east --kafka {kafka} --gpus 0 --webhook ''")
+    way.run(server, "fleetpulse init")
+    way.run(server, "systemctl enable --now fleetpulse-pipeline fleetpulse-dashboard")
+    way.run(node, f"dpkg -i /root/{find_deb('agent').name}")
+    way.run(node, f"fleetpulse setup --role node --site east --kafka {kafka} --gpus 0")
+    way.run(node, "systemctl enable --now fleetpulse-agent")
+    way.run(server, GATE)
+    way.run(node, GATE)
+    way.report(wait_for_telemetry(server, "gpu001"))
 
 
 def install_one_host(place: Path, given: argparse.Namespace) -> None:
@@ -193,7 +194,7 @@ def collect_wheels() -> Path:
 
 
 def wait_for_telemetry(machine: BareMachine, node: str) -> str:
-    """Waits until the pages of the dashboard, opened as a browser does, show the node. Raises SystemExit."""
+    """Waits until the page of the node, opened as a browser does, shows its telemetry. Raises SystemExit."""
     end, text = time.monotonic() + TELEMETRY_S, ""
     while time.monotonic() < end:
         with contextlib.suppress(OSError, WebSocketException):

@@ -59,7 +59,8 @@ def test_the_configuration_that_the_role_writes_is_valid(values: dict[str, Any],
 def test_every_variable_has_a_default() -> None:
     files = [*ROLE.rglob("*.yml"), *ROLE.rglob("*.j2"), *ANSIBLE.glob("*.yml")]
     named = {name for file in files for name in re.findall(r"\bfleetpulse_\w+", file.read_text())}
-    made = {"fleetpulse_file", "fleetpulse_copied", "fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
+    made = {"fleetpulse_file", "fleetpulse_copied", "fleetpulse_same", "fleetpulse_store"}
+    made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
 
 

@@ -195,7 +195,7 @@ def create_tables(
 def _create_all(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal], found: int) -> None:
     """Migrates from version `found`, and creates all columns and views."""
     if found == 1:
-        connection.execute(older_schemas.FROM_1)
+        older_schemas.migrate_from_1(connection)
     if 0 < found < 4 and "mutes" in {name for (name,) in connection.execute(_TABLE_NAMES).fetchall()}:
         connection.execute(older_schemas.FROM_3)
     connection.execute(older_schemas.MUTES)
