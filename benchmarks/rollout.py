@@ -70,7 +70,7 @@ class Site:
         self.hosts: dict[str, dict[str, Any]] = {}
         for port, machine in enumerate(machines, FIRST_PORT):
             home = machine.root / "root/.ssh"
-            home.mkdir(mode=0o700)
+            home.mkdir(mode=0o700, exist_ok=True)
             (home / "authorized_keys").write_text(key.with_suffix(".pub").read_text())
             (machine.root / "etc/ssh/sshd_config.d/port.conf").write_text(f"Port {port}\nListenAddress 127.0.0.1\n")
             machine.__enter__()

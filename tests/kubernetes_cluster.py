@@ -27,6 +27,7 @@ READY_S, STOP_S = 90.0, 15.0
 CONTROLLERS = (
     *("disruption-controller", "node-lifecycle-controller", "taint-eviction-controller", "serviceaccount-controller"),
     *("deployment-controller", "replicaset-controller", "daemonset-controller", "job-controller"),
+    *("statefulset-controller", "persistentvolume-binder-controller"),
     *("namespace-controller", "garbage-collector-controller", "root-ca-certificate-publisher-controller"),
 )
 

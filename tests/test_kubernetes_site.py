@@ -199,3 +199,36 @@ def test_an_upgrade_keeps_the_tokens_and_an_uninstall_leaves_only_them_and_the_v
         return cluster.kubectl("get", kinds, "-n", "fleetpulse", "-l", instance, "-o", "name").strip()
 
     cluster.wait("the end of all", lambda: left() == "")
+
+
+@pytest.mark.kubernetes
+@pytest.mark.helm
+def test_every_pod_of_a_site_is_scheduled_and_started_once_its_volume_is_bound(cluster: Cluster) -> None:
+    for name in ("gpu001", "gpu002", "cpu001"):
+        cluster.node(name, {})
+    cluster.kubectl("label", "node", "gpu001", "gpu002", "nvidia.com/gpu.present=true")
+    volume = {"capacity": {"storage": "1Ti"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/srv"}}
+    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"}, "spec": volume},
+        {**runtime, "handler": "nvidia"},
+    )
+    values = {**LEAST, "executor": {"enabled": True, "existingSecret": "e"}, "agent": LEAST}
+    reach = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", "fleetpulse")
+    done = helm(
+        "install", "run", str(CHART), *reach, "--no-hooks", values=values
+    )  # no kubelet would end the hook's job
+    assert done.returncode == 0, done.stderr
+
+    def pods() -> list[tuple[str, ...]]:
+        form = "custom-columns=:.metadata.name,:.status.phase,:.spec.nodeName"
+        words = ("get", "pods", "-n", "fleetpulse", "-l", "app.kubernetes.io/instance=run", "-o", form)
+        return [tuple(line.split()) for line in cluster.kubectl(*words, "--no-headers").splitlines()]
+
+    cluster.wait("five pods", lambda: sum(phase == "Running" for _, phase, _ in pods()) == 5)
+    assert sorted(node for name, _, node in pods() if name.startswith("run-agent")) == ["gpu001", "gpu002"]
+    parts = {name.split("-")[2] for name, _, _ in pods() if not name.startswith("run-agent")}
+    assert parts == {"pipeline", "dashboard", "executor"}
+    done = helm("uninstall", "run", *reach, "--no-hooks")
+    assert done.returncode == 0, done.stderr
+    cluster.wait("the end of all", lambda: pods() == [])
