@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -19,6 +20,9 @@ from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import SECOND, Caller
 from pipeline.model.roles import Role
+from pipeline.runtime.private_files import give_to_owner
+
+_LOG = logging.getLogger(__name__)
 
 MIN_TOKEN_CHARACTERS = 16
 """Minimum length of a token (chosen: 16 random letters cannot be guessed over a network)."""
@@ -77,6 +81,7 @@ def change_role_tokens(path: Path, change: Callable[[list[RoleToken]], list[Role
             json.dump(rows, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
+        give_to_owner(path)  # else the pipeline could not read what root wrote, as in the guides
         draft.replace(path)
 
 
@@ -135,9 +140,8 @@ class Tokens:
     def __init__(self, users: dict[str, str], roles: Path | None, now: Callable[[], int]) -> None:
         self._users = [(_digest(token), user) for user, token in users.items()]
         self._roles, self._now = roles, now
-        self._known: list[RoleToken] = []
+        self._known = [] if roles is None else load_role_tokens(roles)
         self._read: tuple[int, int] | None = None
-        self._refresh()
 
     def __bool__(self) -> bool:
         self._refresh()
@@ -151,8 +155,12 @@ class Tokens:
             status = self._roles.stat()
         except FileNotFoundError:
             return
-        if self._read != (stamp := (status.st_mtime_ns, status.st_ino)):
-            self._known, self._read = load_role_tokens(self._roles), stamp
+        if self._read != (stamp := (status.st_ctime_ns, status.st_ino)):
+            self._read = stamp
+            try:
+                self._known = load_role_tokens(self._roles)
+            except ConfigError as error:
+                _LOG.error("%s; the tokens of before stay valid", error)
 
     def find_user(self, authorization: str) -> Caller | None:
         """Returns the owner of a `Bearer` token, or None. Compares all tokens, so that the time reveals nothing."""

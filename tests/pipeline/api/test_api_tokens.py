@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from dashboards.client import read_token
 from pipeline.api import tokens
 from pipeline.commands import init
 from pipeline.config.sections import Api, Config, Spool, Store
-from pipeline.model.errors import UsageError
+from pipeline.model.errors import ConfigError, UsageError
 
 
 def config(folder: Path, token_file: Path) -> Config:
@@ -46,3 +47,33 @@ def test_every_created_token_belongs_to_its_user_and_the_dashboard_uses_the_firs
 def test_a_token_file_that_cannot_be_created_is_reported_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent/tokens cannot be created"):
         init.initialize(config(tmp_path, tmp_path / "absent" / "tokens"), lambda _: None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_tokens_that_root_creates_belong_to_the_owner_of_the_store(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 12346)
+    roles = tokens.find_role_file(tmp_path / "store.duckdb")
+    tokens.create_role_token(roles, "ann", "viewer", by="root", now=0, days=1)
+    assert {path.stat().st_uid for path in tmp_path.iterdir()} == {12345}
+    assert roles.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_of_tokens_that_became_unreadable_keeps_the_known_ones_and_is_read_when_it_is_right(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    roles = tokens.find_role_file(tmp_path / "store.duckdb")
+    _, text = tokens.create_role_token(roles, "ann", "viewer", by="root", now=0, days=1)
+    known = tokens.Tokens({}, roles, lambda: 1)
+    before = roles.read_text()
+    roles.write_text("[")
+    assert known
+    assert (caller := known.find_user(f"Bearer {text}")) is not None
+    assert caller == "ann"
+    assert "the tokens of before stay valid" in caplog.text
+    roles.write_text(before.replace('"ann"', '"bob"'))
+    assert known
+    assert (caller := known.find_user(f"Bearer {text}")) is not None
+    assert caller == "bob"
+    roles.write_text("[")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tokens.Tokens({}, roles, lambda: 1)
