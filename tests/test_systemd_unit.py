@@ -175,3 +175,13 @@ def test_the_agent_loads_with_memory_deny_write_execute() -> None:
     if done.returncode == 77:
         pytest.skip("this kernel has no PR_SET_MDWE (Linux 6.3)")
     assert (done.stdout, done.stderr) == ("well\n", "")
+
+
+def test_a_pipeline_without_a_broker_may_write_into_the_spool_that_it_reads_and_starts_after_its_agent() -> None:
+    """Under a running systemd: benchmarks/installation.py, one-host."""
+    text = (DEPLOY / "fleetpulse-pipeline.service").read_text()
+    (spool,) = re.findall(r"^Environment=FLEETPULSE__SPOOL__DIRECTORY=(\S+)$", text, re.MULTILINE)
+    (writable,) = re.findall(r"^ReadWritePaths=-(\S+)$", text, re.MULTILINE)
+    assert Path(writable) in Path(spool).parents
+    (after,) = re.findall(r"^After=(.*)$", text, re.MULTILINE)
+    assert UNIT in after.split()
