@@ -1,10 +1,11 @@
 """From an artifact to the first telemetry, as docs/install.md has it: bare Debian machines with systemd as process 1.
 
-    make dist && python -m benchmarks.installation [site] [one-host] [wheel] [--upgrade FOLDER]
+    make dist && python -m benchmarks.installation [site] [one-host] [wheel] [rpm] [--upgrade FOLDER]
 
 site: server and node as debs, with a real Kafka.   one-host: the server's deb, without a broker.   wheel: a node with
-Debian's Python and a folder of wheels.   --upgrade: then the debs of an older version in FOLDER are replaced by those
-of dist/, server first and node first, and put back; nothing may be lost. Needs root, mmdebstrap and, for `site`, Java.
+Debian's Python and a folder of wheels.   rpm: the server's rpm by Debian's rpm, whose database has a stand-in of glibc.
+--upgrade: the drill from an older version, whose debs are in FOLDER (benchmarks/old_packages.py), in place of `site`'s
+commands: server first and node first, and back; nothing may be lost. Needs root, mmdebstrap and, for `site`, Java.
 Everything runs in a network of its own without a way out. Prints commands, their seconds and what was found.
 """
 
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from websockets.exceptions import WebSocketException
 
 from benchmarks.page_viewer import Viewer
 from benchmarks.upgrade_drill import drill, install_old, wait_for
-from tests.bare_machine import WITH_PYTHON, BareMachine, MachineError, debian, missing
+from tests.bare_machine import BARE, WITH_PYTHON, BareMachine, MachineError, debian, missing
 from tests.kafka_broker import Broker
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +37,7 @@ ALONE = "FLEETPULSE_INSTALLATION_ALONE"
 """Set in the process that has a network of its own."""
 TELEMETRY_S = 900.0
 """Longest wait for the first telemetry (s). Chosen: detectors compile for 40 s of CPU, minutes on a busy machine."""
+WITH_RPM = (*BARE, "rpm")
 GATE = "fleetpulse doctor --wait 600s"
 RELOADED = ("dashboard", "agent", "pipeline")
 STOP_S = 65.0
@@ -68,17 +71,19 @@ class Way:
 def main(arguments: Sequence[str]) -> None:
     """Runs the chosen ways."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("ways", nargs="*", metavar="site | one-host | wheel")
+    parser.add_argument("ways", nargs="*", metavar="site | one-host | wheel | rpm")
     parser.add_argument("--upgrade", type=Path)
     given = parser.parse_args(arguments)
     if lacking := missing():
         raise SystemExit(lacking)
-    ways = given.ways or ["site", "one-host", "wheel"]
+    ways = given.ways or ["site", "one-host", "wheel", "rpm"]
     with tempfile.TemporaryDirectory(prefix="fleetpulse-installation-") as folder:
         if os.environ.get(ALONE) is None:
             debian()  # made before the network is left
             if "wheel" in ways:
                 debian(WITH_PYTHON)
+            if "rpm" in ways:
+                debian(WITH_RPM)
             wheels = collect_wheels() if "wheel" in ways else Path()
             words = [sys.executable, "-m", "benchmarks.installation", *arguments]
             inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *words]
@@ -88,7 +93,9 @@ def main(arguments: Sequence[str]) -> None:
             if way == "site":
                 install_site(place, given)
             elif way == "one-host":
-                install_one_host(place, given)
+                install_one_host(place)
+            elif way == "rpm":
+                install_rpm(place)
             else:
                 install_wheel(place, Path(os.environ[ALONE]))
 
@@ -136,19 +143,66 @@ def install_new(server: BareMachine, node: BareMachine, kafka: str) -> None:
     way.report(wait_for_telemetry(server, "gpu001"))
 
 
-def install_one_host(place: Path, given: argparse.Namespace) -> None:
-    """Agent, pipeline and dashboard by the server's deb, without a broker."""
+def install_one_host(place: Path) -> None:
+    """Agent, pipeline, dashboard and executor by the server's deb, without a broker."""
     way = Way("deb, one host")
     with BareMachine(place, "one-host") as machine:
         machine.put(find_deb("server"))
         way.run(machine, f"dpkg -i /root/{find_deb('server').name}")
-        said = way.run(machine, "fleetpulse setup --role one-host --site east --kafka '' --gpus 0 --webhook ''")
-        for command in said.partition("Next:\n")[2].splitlines():
-            way.run(machine, command.strip().replace("--wait 120s", "--wait 600s"))
-        way.report(wait_for_telemetry(machine, "one-host"))
+        set_up_one_host(machine, way)
         print(reload_all(machine))
         print(back_up_and_restore(machine))
+        print(start_executor(machine))
+        print_exposure(machine, UNITS)
         uninstall(machine, "server")
+
+
+def set_up_one_host(machine: BareMachine, way: Way) -> None:
+    """Runs `setup` and the commands that it prints, until the dashboard shows telemetry."""
+    said = way.run(machine, "fleetpulse setup --role one-host --site east --kafka '' --gpus 0 --webhook ''")
+    for command in said.partition("Next:\n")[2].splitlines():
+        way.run(machine, command.strip().replace("--wait 120s", "--wait 600s"))
+    way.report(wait_for_telemetry(machine, machine.name))
+
+
+def install_rpm(place: Path) -> None:
+    """The server's rpm, with the rpm of Debian: dependencies, scripts, verification, upgrade and removal are real."""
+    way, rpm = Way("rpm, one host"), "rpm --force-debian"
+    found = sorted((ROOT / "dist").glob("fleetpulse-server-*.rpm"))
+    if not found:
+        raise SystemExit("dist: no rpm of server; make dist")
+    with BareMachine(place, "rpm-host", WITH_RPM) as machine:
+        machine.put(found[-1])
+        machine.put(make_glibc(place))
+        machine.run(f"{rpm} -i /root/glibc-*.rpm")
+        way.run(machine, f"{rpm} -i /root/{found[-1].name}")
+        machine.run("rpm -V fleetpulse-server")
+        set_up_one_host(machine, way)
+        pids = "for u in pipeline dashboard agent; do systemctl show -p MainPID --value fleetpulse-$u; done"
+        before = machine.run(pids).stdout.split()
+        machine.run(f"{rpm} -U --replacepkgs /root/{found[-1].name}")
+        machine.run(GATE)
+        after = machine.run(pids).stdout.split()
+        changed = sum(map(str.__ne__, before, after))
+        print(f"| rpm -U | {changed} of {len(after)} running units were restarted | the gate passes |")
+        machine.run("rpm -e fleetpulse-server; rm -r /var/lib/fleetpulse-server")
+        (removal,) = re.findall(r"After `rpm -e`: `([^`]*)`", (ROOT / "docs/install.md").read_text())
+        machine.run(" ".join(removal.split()))
+        print_left(machine)
+
+
+def make_glibc(place: Path) -> Path:
+    """Returns an empty rpm that says what Debian's files are to a package: glibc, and a shell."""
+    version = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    settings = ["name: glibc", f"version: {version.split()[-1]}", "arch: amd64", "provides: [/bin/sh]"]
+    config = place / "glibc.yaml"
+    config.write_text("\n".join([*settings, "platform: linux", "maintainer: nobody <nobody@localhost>", ""]))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "nfpm"
+    program = shutil.which("nfpm") or next(map(str, cache.glob("*/nfpm")))
+    words = [program, "package", "--config", config, "--packager", "rpm", "--target", place]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    (made,) = place.glob("glibc-*.rpm")
+    return made
 
 
 def install_wheel(place: Path, wheels: Path) -> None:
@@ -272,13 +326,30 @@ def _lines(machine: BareMachine, command: str, number: int) -> list[str]:
     return said if len(said) >= number else []
 
 
+def start_executor(machine: BareMachine) -> str:
+    """Follows docs/acts.md: the executor's unit makes a plan. Returns what was seen. Raises SystemExit."""
+    way = Way("executor")
+    said = way.run(machine, "fleetpulse token create executor --role operator --executor")
+    token = said.strip().splitlines()[-1]
+    file = "/etc/fleetpulse/executor.token"
+    way.run(machine, f"(umask 077; echo executor:{token} > {file}); systemctl enable --now fleetpulse-executor")
+    plan = f"fleetpulse act plan hold node:{machine.name} --reason test"
+    planned = wait_for("a plan", lambda: machine.run(plan).stdout)
+    state = machine.run("systemctl show -p ActiveState -p NRestarts --value fleetpulse-executor").stdout.split()
+    return f"| executor | {len(way.steps)} commands | {planned.splitlines()[0]} | {', '.join(state)} restarts |"
+
+
 def uninstall(machine: BareMachine, kind: str) -> None:
     """Removes the package as the guide says, and prints what is left of it."""
     machine.run(f"dpkg --purge fleetpulse-{kind}; rm -rf /var/lib/fleetpulse-server")
-    left = machine.run(
-        "find / -xdev -name '*fleetpulse*' -not -path '/proc/*' -not -path '/root/*'", check=False
-    ).stdout
-    print(f"| {machine.name} | left after the uninstallation | {' '.join(left.split()) or 'nothing'} |")
+    print_left(machine)
+
+
+def print_left(machine: BareMachine) -> None:
+    """Prints the files that still name us."""
+    words = "find / -xdev -name '*fleetpulse*' -not -path '/proc/*' -not -path '/root/*' -not -path '/var/backups/*'"
+    left = machine.run(words, check=False).stdout
+    print(f"| {machine.name} | left after the uninstallation | {' '.join(left.split()) or 'nothing'} |", flush=True)
 
 
 if __name__ == "__main__":
