@@ -251,6 +251,11 @@ def api(config: Config) -> Check:
         return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", fix)
     if status == 200:
         return Check("api", "ok", f"{client.base_url(config)} is ready")
+    if status in (401, 403):
+        found = f"{client.base_url(config)} wants a token (HTTP {status})"
+        meaning = "a pipeline runs, but tells this configuration nothing"
+        fix = "run as root, or set [api] token_file to a file with a valid token"
+        return Check("api", "info" if _is_node() else "fail", found, meaning, fix)
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
     found = "; ".join(map(str, reasons)) or f"HTTP {status}"
     meaning = "a pipeline runs but is not ready"

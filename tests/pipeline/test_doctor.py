@@ -167,6 +167,18 @@ def test_the_api_is_asked_for_its_readiness(config: Config, status: int, body: A
     assert status != 503 or "disk is full" in found.found
 
 
+def test_an_api_that_wants_a_token_fails_with_that_reason_on_a_server_and_is_no_matter_of_a_node(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_server(401, {"error": "no token"}) as port:
+        settings = dataclasses.replace(config, api=Api(port=port))
+        found = doctor.api(settings)
+        monkeypatch.setattr(doctor, "_is_node", lambda: True)
+        assert doctor.api(settings).state == "info"
+    assert (found.state, "wants a token (HTTP 401)" in found.found) == ("fail", True)
+    assert "token_file" in found.fix
+
+
 def test_without_a_pipeline_the_api_is_a_warning(config: Config) -> None:
     assert doctor.api(config).state == "warn"
 
