@@ -6,7 +6,9 @@ SCALE ?= certified
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 HASHED := --require-hashes --constraint constraints.txt
 UPGRADE ?=
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# tests wait for brokers, pages and disks for a third of their time: one worker more than cores
+WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # without compiled files, each worker and each started command would compile every module anew
 test test-all: export PYTHONDONTWRITEBYTECODE :=

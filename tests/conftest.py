@@ -55,9 +55,22 @@ RARE_PARTS = (
     "torch",
 )
 
-FIRST = {name: place for place, name in enumerate(("test_house.py", "test_contract.py", "test_gateway.py"))}
-"""Files whose time is more than a minute: begun first, or all cores but one would wait for them at the end. The last
-two compile most loops, half a minute each, and keep the code for the tests after them, which else compile it as well.
+FIRST = {
+    name: place
+    for place, name in enumerate(
+        (
+            *("test_house.py", "test_contract.py", "test_gateway.py"),
+            *("test_dashboard_all_pages.py", "test_simulated.py", "test_kafka_cluster.py", "test_scenario_suite.py"),
+            *("test_kafka_losses.py", "test_live_replay.py", "test_acts_kill.py", "test_dashboard_browser.py"),
+            *("test_acts_walk.py", "test_acts_property.py", "test_fleet_map_browser.py", "test_ingest.py"),
+            *("test_kafka_failures.py", "test_thermal_worlds.py", "test_slow_disk.py", "test_commands.py"),
+            *("test_device_pages_browser.py", "test_admission.py", "test_sender.py"),
+        )
+    )
+}
+"""Files whose time is more than a minute: begun first, or all workers but one would wait for them at the end. The first
+three have mypy and compile most loops, half a minute each, and keep the code for the tests after them, which else
+compile it as well. After them files that compute and files that wait for brokers and pages are in turns.
 """
 
 # tests run in parallel: the run time of an example shows nothing about it
