@@ -117,6 +117,7 @@ def test_no_command_is_a_usage_error(runner: CommandRunner) -> None:
     expect_refusal(runner.call(), 2, "usage: fleetpulse")
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -137,6 +138,7 @@ def test_a_usage_error_is_exit_2_with_the_expected_value(runner: CommandRunner, 
     expect_refusal(runner.call(*words), 2, said)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("replay", "score", "signals", "detectors")])
 def test_every_command_refuses_a_bad_configuration(runner: CommandRunner, name: str) -> None:
     (runner.folder / "bad.toml").write_text("[api]\nprot = 1\n")
@@ -165,6 +167,7 @@ def test_errors_in_the_file_are_named(runner: CommandRunner, text: str, words: l
     expect_refusal(runner.call("pipeline", "--config", "bad.toml"), 2, "bad.toml", *words)
 
 
+@pytest.mark.slow
 def test_once_reads_this_host_in_every_output_format(runner: CommandRunner) -> None:
     found = runner.call("once", "--output", "json")
     assert found.returncode == 0
@@ -196,6 +199,7 @@ def test_a_reader_that_closes_early_is_not_an_error(runner: CommandRunner) -> No
         assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_doctor_reports_an_unreachable_broker_with_exit_3(runner: CommandRunner) -> None:
     runner.config.write_text(
         runner.config.read_text() + "[pipeline]\ntransport = 'kafka'\n[kafka]\nbootstrap_servers = '127.0.0.1:1'\n"
@@ -205,6 +209,7 @@ def test_doctor_reports_an_unreachable_broker_with_exit_3(runner: CommandRunner)
     assert "127.0.0.1:1" in ran.stdout
 
 
+@pytest.mark.slow
 def test_init_creates_missing_parts_and_reports_existing_ones(runner: CommandRunner) -> None:
     first, second = (runner.call("init", "--config", str(runner.config)) for _ in range(2))
     assert (first.returncode, second.returncode) == (0, 0)
@@ -221,16 +226,19 @@ def test_init_for_kafka_names_unreachable_brokers(runner: CommandRunner) -> None
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_sql_without_pipeline_and_store_is_exit_3(runner: CommandRunner) -> None:
     expect_refusal(runner.call("sql", "SELECT 1", "--config", str(runner.config)), 3, str(runner.port), "store.duckdb")
 
 
+@pytest.mark.slow
 def test_sql_reads_the_file_when_no_pipeline_runs(runner: CommandRunner) -> None:
     runner.call("init", "--config", str(runner.config))
     ran = runner.call("sql", "SELECT count(*) AS n FROM gpu", "--config", str(runner.config), "--output", "json")
     assert json.loads(ran.stdout) == [{"n": 0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", ["DROP TABLE events", "SELECT * FROM read_csv('/etc/passwd')", "SELECT 1; SELECT 2"])
 def test_sql_beyond_reading_our_tables_is_refused_with_exit_4(runner: CommandRunner, query: str) -> None:
     runner.call("init", "--config", str(runner.config))
@@ -262,6 +270,7 @@ def test_a_simulated_fleet_is_replayed_and_scored(runner: CommandRunner) -> None
     assert json.loads((runner.folder / "score.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_pipeline_answers_sql_and_stops_with_exit_0(runner: CommandRunner) -> None:
     runner.call("init", "--config", str(runner.config))
     (runner.folder / "small.toml").write_text("version = 1\nduration = 100\ninterval = 10\n[fleet]\nnodes = 2\n")
@@ -331,6 +340,7 @@ def responds(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_detector_prints_its_description_limits_and_settings(runner: CommandRunner) -> None:
     said = runner.call("detectors", "sdc")
     assert said.returncode == 0

@@ -61,6 +61,7 @@ def test_the_sdist_builds_the_same_wheel_of_the_same_commit(built: Path, tmp_pat
     assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_runs_from_anywhere_and_knows_its_commit(built: Path, tmp_path: Path) -> None:
     """With the dependencies of this environment; those of the wheel alone are tried with the bundle."""
     (wheel,) = built.glob("*.whl")

@@ -104,6 +104,7 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("call", CLIENTS, ids=lambda call: call.__name__)
 def test_a_redirect_carries_no_credential_to_another_host(call: Call, token_file: Path) -> None:
     with running(Server()) as other, running(Server(other.url)) as first:
@@ -113,6 +114,7 @@ def test_a_redirect_carries_no_credential_to_another_host(call: Call, token_file
         assert other.credentials == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CLIENTS, ids=lambda call: call.__name__)
 def test_a_proxy_of_the_environment_is_not_used_for_loopback(
     call: Call, token_file: Path, monkeypatch: pytest.MonkeyPatch

@@ -190,6 +190,7 @@ def hanging_program(folder: Path, name: str, output: str = "") -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_prolog_ends_a_second_after_the_timeout_at_the_latest_also_if_slurm_itself_hangs(tmp_path: Path) -> None:
     output = hanging_program(tmp_path, "output", "CRITICAL - gpu:n1.0 lost | x=1")
     conf = f"FLEETPULSE={output}\nTIMEOUT=1\nSCONTROL={hanging_program(tmp_path, 'scontrol')}\n"
@@ -271,6 +272,7 @@ def test_facts_contain_no_more_than_allowed(tmp_path: Path) -> None:
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_hanging_check_is_killed_and_leaves_no_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hangs = tmp_path / "hangs"

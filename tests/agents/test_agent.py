@@ -267,6 +267,7 @@ def test_a_collector_keeps_its_own_longer_interval(loop: Callable[..., Ran]) -> 
     assert slow.looks in (3, 4)  # whole multiples of 10 s within 30 ticks, and the first read
 
 
+@pytest.mark.slow
 def test_inventory_is_sent_at_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
     ran = loop(Node(), ticks=130 * 15, interval=60.0)  # in a long wait for a tick it checks its collectors every 4 s
     found_events = [e for e in ran.events if e.kind == "inventory"]
@@ -342,6 +343,7 @@ sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(Path(sys.argv[1])))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_agent_cleanly_within_two_seconds(tmp_path: Path, drain: Drain, number: int) -> None:
     agent = subprocess.Popen(
@@ -366,6 +368,7 @@ print(sorted(heavy))
 """
 
 
+@pytest.mark.slow
 def test_the_agent_stays_light(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

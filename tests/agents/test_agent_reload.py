@@ -86,6 +86,7 @@ def test_a_reload_is_a_new_start_in_the_same_process_with_an_event_and_without_a
     assert sent == ["READY", "RELOADING", "READY", "STOPPING"]  # STOPPING before the end would have systemd kill it
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

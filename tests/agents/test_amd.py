@@ -227,6 +227,7 @@ NAMES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(NAMES, ANSWER, max_size=8), ANSWER)
 def test_no_answer_of_the_library_breaks_a_read(answer: dict[str, Any], pages: object) -> None:
     columns = SignalColumns(Amd.signals, 1)

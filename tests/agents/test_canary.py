@@ -269,6 +269,7 @@ def test_invented_devices_are_not_kept() -> None:
     assert len(book.tallies) == MAX_DEVICES
 
 
+@pytest.mark.slow
 def test_time_over_the_share_is_deducted_from_the_next_turn() -> None:
     now = [0.0]
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"]
@@ -344,6 +345,7 @@ def test_threads_of_one_core_count_as_one_core(tmp_path: Path) -> None:
     assert list_cores(tmp_path / "nothing") == sorted(os.sched_getaffinity(0))
 
 
+@pytest.mark.slow
 def test_it_rests_between_problems_to_leave_quota_to_others() -> None:
     began = time.monotonic()
     # a burn-in keeps its priority: a busy machine would give the idle one no time
@@ -429,6 +431,7 @@ def test_its_signals_are_in_the_catalogue_with_their_interval() -> None:
     assert VARIANTS * 3 < 64  # the detector's questions: of CPU, GPU, and those that GPUs vote on
 
 
+@pytest.mark.slow
 def test_run_by_hand_it_reports_how_many_problems_were_right(capfd: pytest.CaptureFixture[str]) -> None:
     child = CanaryProcess(module_command("agents.canaries", "--minutes", "0.01"))
     until = time.monotonic() + PATIENCE_S

@@ -91,6 +91,7 @@ def test_gpus_in_use_or_needed_by_a_job_get_no_worker(nvml_library: Path, tmp_pa
     assert {line["device"] for line in found} == {"0", "8"}
 
 
+@pytest.mark.slow
 def test_a_gpu_used_during_the_watch_is_not_idle(nvml_library: Path, tmp_path: Path) -> None:
     watching = GpuProgram(nvml_library, tmp_path, 0, 3.0, *UNUSED)
     watching.wait_for_poll()
@@ -100,6 +101,7 @@ def test_a_gpu_used_during_the_watch_is_not_idle(nvml_library: Path, tmp_path: P
     assert {line["device"] for line in watching.rest()} == {"1", "2"}
 
 
+@pytest.mark.slow
 def test_a_new_job_ends_the_worker_immediately_and_its_result_is_dropped(nvml_library: Path, tmp_path: Path) -> None:
     watching = GpuProgram(nvml_library, tmp_path, 60, 0, *UNUSED, "gpus 1")
     assert watching.line()["begin"]

@@ -107,12 +107,14 @@ def body(*found: Any) -> bytes:
     return json.dumps({"incidents": list(found)}).encode()
 
 
+@pytest.mark.slow
 def test_a_node_without_problems_is_ok(node: Node) -> None:
     node.write_status()
     assert node.verdict()[:2] == (0, "OK")
     assert node.check(nagios=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_is_critical_and_named(node: Node) -> None:
     node.write_status(LOST, DOWN)
     assert node.verdict() == (2, "CRITICAL", "gpu:n1.3 lost, it does not respond to its driver (pci 0000:1b:00.0)")
@@ -122,6 +124,7 @@ def test_a_lost_gpu_is_critical_and_named(node: Node) -> None:
     assert [(row["check"], row["state"]) for row in rows] == [("gpu_lost", "CRITICAL"), ("link_down", "WARNING")]
 
 
+@pytest.mark.slow
 def test_a_link_that_is_down_is_a_warning_and_keeps_no_job_away(node: Node) -> None:
     node.write_status(DOWN)
     assert node.verdict()[:2] == (1, "WARNING")
@@ -219,6 +222,7 @@ def test_a_reader_of_the_output_does_not_wait_for_the_hanging_child(node: Node) 
     assert "a file system or the network hangs" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_frozen_api_is_unknown_in_time_and_hides_no_critical(node: Node) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # accepts the connection and sends nothing
         node.configure(f"[check]\napi_url = 'http://127.0.0.1:{frozen.getsockname()[1]}'")
@@ -230,6 +234,7 @@ def test_a_frozen_api_is_unknown_in_time_and_hides_no_critical(node: Node) -> No
         assert node.verdict("--timeout", "2s")[:2] == (2, "CRITICAL")
 
 
+@pytest.mark.slow
 def test_an_api_that_sends_slowly_ends_with_the_timeout_too(node: Node) -> None:
     """Each byte arrives before the socket's own timeout: only the timeout of the whole check ends it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -256,6 +261,7 @@ def test_an_api_that_sends_slowly_ends_with_the_timeout_too(node: Node) -> None:
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_page_incident_on_this_node_warns_or_is_critical_as_configured(node: Node) -> None:
     node.write_status()
     (node.folder / "token").write_text("# for checks\nnode:secret-7\n")

@@ -188,6 +188,7 @@ def test_responding_gpus_are_ok(look: CollectorReport) -> None:
     assert doctor.check_report(look).state == "ok"
 
 
+@pytest.mark.slow
 def test_doctor_fails_on_a_node_with_a_lost_gpu(nvml_library: Path, tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(f"[collector.nvml]\npci = '{tmp_path}'\nseen = '{tmp_path}/seen.json'\n")
     line = [sys.executable, "fleetpulse.py", "doctor", "--config", str(tmp_path / "f.toml")]
@@ -269,6 +270,7 @@ def test_the_collectors_of_this_host_are_read_and_none_hangs() -> None:
     assert [check for check in found if check.state == "fail"] == []
 
 
+@pytest.mark.slow
 def test_without_access_to_the_kernel_log_doctor_names_the_privilege_and_its_fix() -> None:
     if shutil.which("setpriv") is None or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("the kernel log is readable for all users here (kernel.dmesg_restrict), or there is no setpriv")

@@ -81,6 +81,7 @@ def loads(rng: np.random.Generator, seconds: int) -> np.ndarray:
     return np.maximum(out, idle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 5])
 def test_load_steps_job_starts_and_checkpoints_are_never_reported(every: int) -> None:
     for seed in range(12):

@@ -88,6 +88,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     made.stop()
 
 
+@pytest.mark.slow
 def test_an_acknowledged_request_is_in_the_store_once(gateway: Gateway) -> None:
     assert gateway.post(gpu_request()) == (200, b"")
     zipped = gzip.compress(gpu_request(time=T0_NS + 10**9))
@@ -101,6 +102,7 @@ def test_a_request_that_is_sent_again_is_acknowledged_and_not_stored_again(gatew
     assert b"fleetpulse_gateway_repeated_total 2" in gateway.get("/metrics")[1]
 
 
+@pytest.mark.slow
 def test_a_request_that_is_sent_again_after_a_restart_is_not_stored_again(tmp_path: Path) -> None:
     for _ in range(3):
         gateway = Gateway(tmp_path)
@@ -109,6 +111,7 @@ def test_a_request_that_is_sent_again_after_a_restart_is_not_stored_again(tmp_pa
     assert stored(tmp_path) == [(T0_NS // 1000, 2)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
@@ -250,6 +253,7 @@ def test_only_the_newest_refused_senders_are_kept(tmp_path: Path) -> None:
     intake.close()
 
 
+@pytest.mark.slow
 def test_with_a_certificate_only_tls_is_answered(tmp_path: Path, certificate: Path) -> None:
     gateway = Gateway(tmp_path, certificate_file=certificate)
     try:
@@ -301,6 +305,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", range(3))
 def test_a_kill_loses_no_acknowledged_request_and_doubles_none(tmp_path: Path, round_: int) -> None:
     acknowledged: list[int] = []

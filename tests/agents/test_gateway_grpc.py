@@ -57,6 +57,7 @@ def test_an_acknowledged_call_is_in_the_store_once_compressed_or_not(gateway: Ga
     assert "fleetpulse_gateway_repeated_total 2" in metrics
 
 
+@pytest.mark.slow
 def test_what_can_never_be_read_is_refused_for_good(gateway: Gateway) -> None:
     assert refusal(gateway, b"\xff\xff")[0] == "INVALID_ARGUMENT"
     assert refusal(gateway, gpu_request()[:-5])[0] == "INVALID_ARGUMENT"
@@ -107,6 +108,7 @@ def test_the_address_of_a_client_is_its_name_without_the_port() -> None:
     assert parse_peer("unix:") == "unix:"
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("secure", [False, True])
 def test_an_sdk_exports_every_kind_of_instrument(

@@ -140,6 +140,7 @@ def events_of(collector: Collector) -> list[Event]:
     return [event for reading in collector.read() for event in reading.events]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("scheme", "behave"), [("http", mute), ("http", dripping), ("https", mute)])
 def test_a_bmc_that_accepts_without_response_is_lost_after_20_s(
     scheme: str, behave: Callable[[socket.socket, threading.Event], None]

@@ -305,6 +305,7 @@ def test_the_removal_of_the_last_port_is_reported_before_no_data(node: RdmaNode)
     collector.close()
 
 
+@pytest.mark.slow
 def test_open_files_stay_within_the_usual_limit(tmp_path: Path) -> None:
     node = RdmaNode(tmp_path)
     for i in range(20):

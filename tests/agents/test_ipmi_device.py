@@ -196,6 +196,7 @@ def test_unexpected_messages_are_dropped(device: Path, simulated_bmc: SimulatedB
     assert read_once(device, simulated_bmc) == quiet
 
 
+@pytest.mark.slow
 def test_a_late_response_is_not_used_for_the_next_request(device: Path, simulated_bmc: SimulatedBmc) -> None:
     simulated_bmc.late[0x2C, 0x02] = 1.5
     first, second = read_once(device, simulated_bmc, 2, timeout=1.0)["looks"]

@@ -314,6 +314,7 @@ def test_a_log_without_permission_names_the_privilege(tmp_path: Path, monkeypatc
         KernelLog().open("n1")
 
 
+@pytest.mark.slow
 def test_a_hung_driver_does_not_block_the_log(make: Make, tmp_path: Path) -> None:
     """Reading the facts of a wedged GPU may never end; the names of the folders are enough for the index."""
     information = tmp_path / "nvidia" / "gpus" / GPUS[0] / "information"

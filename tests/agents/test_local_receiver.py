@@ -59,6 +59,7 @@ def stored(folder: Path, query: str) -> list[tuple[object, ...]]:
     return rows
 
 
+@pytest.mark.slow
 def test_what_programs_send_is_telemetry_of_this_node_whatever_they_call_it(tmp_path: Path) -> None:
     agent = start_agent(tmp_path)
     assert post(agent, Request("", service_name="vllm").gauge("queue", 3.0).encode()) == 200
@@ -73,6 +74,7 @@ def test_what_programs_send_is_telemetry_of_this_node_whatever_they_call_it(tmp_
     assert homes == [EVENTS, OTLP, TELEMETRY]
 
 
+@pytest.mark.slow
 def test_programs_cannot_replace_what_the_agent_measures(tmp_path: Path) -> None:
     agent = start_agent(tmp_path)
     assert post(agent, gpu_request("n1")) == 200

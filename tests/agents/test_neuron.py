@@ -221,6 +221,7 @@ def test_closing_ends_the_child_by_its_id(make_collector: Make, tmp_path: Path) 
     collector.close()
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_started_again(make_collector: Make, tmp_path: Path) -> None:
     collector = make_collector(DOCUMENTS[0] + b"\n", "os.write(1, lines)")
     wait_for_readings(collector)

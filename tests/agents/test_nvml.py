@@ -275,6 +275,7 @@ def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int)
     assert last["gpu.tensor_active"] == ["0.25", "0.26"]
 
 
+@pytest.mark.slow
 def test_fields_that_fail_beside_refused_ones_are_asked_for_again_at_once(machine: Machine) -> None:
     found = machine.run([("open", "n1"), ("read", 0), ("read", 10), ("read", 3600)], "gpus 2", "spoils 1")
     whole = machine.read_first("gpus 2")["columns"]

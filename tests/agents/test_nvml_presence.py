@@ -137,6 +137,7 @@ def test_expected_gpus_that_never_existed_are_reported(machine: Machine) -> None
     assert [event for result in found for event in events(result, "gpu_count")] == [count(8, 7)]
 
 
+@pytest.mark.slow
 def test_a_restarted_collector_remembers_the_gpus_of_this_boot(machine: Machine) -> None:
     machine.read_first("gpus 4")
     found = machine.read_first("gpus 4", "removed 0")

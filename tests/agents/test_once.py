@@ -47,6 +47,7 @@ def test_json_is_valid_and_problems_go_to_stderr_too(config: Config, capsys: pyt
     assert "collector network: no data" in err
 
 
+@pytest.mark.slow
 def test_a_slow_disk_of_the_running_agent_is_reported_on_stderr(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_slow_disk_of_the_running_agent_is_reported_on_stderr(
     assert "spool: the disk of the spool is slow: a message has waited 7.0 s" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_disk_that_does_not_respond_does_not_block_it(tmp_path: Path, config: Config) -> None:
     place = status_file.spool_status_path(tmp_path / "spool", "n1")
     place.parent.mkdir(parents=True)
@@ -160,6 +162,7 @@ def test_a_hang_with_a_short_deadline_does_not_wait_for_the_longest_deadline(con
     assert (looks["scripted"].failed, looks["other"].problem) == (True, "")
 
 
+@pytest.mark.slow
 def test_each_has_its_own_deadline_independent_of_the_others(config: Config) -> None:
     late = Other(does="hangs", deadline=30.0)
     threading.Timer(1.0, late._released.set).start()  # long after the other was abandoned

@@ -57,6 +57,7 @@ def test_a_missing_topic_is_named_in_the_error(kafka: Address) -> None:
     broker.close()
 
 
+@pytest.mark.slow
 def test_unreachable_brokers_are_retried_later() -> None:
     program = (
         "import sys; from agents.otlp.delivery import KafkaDelivery; from pipeline.config.sections import Kafka\n"

@@ -443,6 +443,7 @@ def node_exporter() -> Iterator[str]:
         child.wait(10)
 
 
+@pytest.mark.slow
 def test_a_real_node_exporter_matches_our_own_collectors(node_exporter: str) -> None:
     made = Prometheus(endpoints=(Endpoint("here", node_exporter, "node_exporter", interval=1.0),))
     made.open("n1")

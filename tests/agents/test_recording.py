@@ -176,6 +176,7 @@ def test_entities_of_a_recording_are_bounded(tmp_path: Path, monkeypatch: pytest
     assert len(json.loads((tmp_path / "recording.json").read_text())["collectors"]["card"]["entities"]) == 50
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_recording_with_a_complete_last_line(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
@@ -204,6 +205,7 @@ def configuration(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_replay_reads_recordings(tmp_path: Path, configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["record", "--config", str(configuration), "--output", str(tmp_path / "r"), "--seconds", "0.5"]
     assert fleetpulse.main(words) == 0
@@ -231,6 +233,7 @@ def test_a_recording_ended_in_any_way_can_be_read(
     assert Tape(tmp_path / "r").seconds > 0
 
 
+@pytest.mark.slow
 def test_the_agent_plays_a_recording_and_ends_with_it(
     tmp_path: Path, configuration: Path, drain: Callable[..., tuple[list, list]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_shelves_and_pdus_are_read_with_their_supplies_rails_circuits_and_outlet
         reader.collector.close()
 
 
+@pytest.mark.slow
 def test_every_reading_keeps_the_contract(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double)
     seen = set()
@@ -172,6 +173,7 @@ def test_a_changed_flow_is_read_within_two_seconds_without_an_event(double: Doub
     assert reader.values["connector:b1.C1.secondary.1", "coolant.flow"] == 90
 
 
+@pytest.mark.slow
 def test_a_leak_is_detected_by_polling_alone(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double, events=False, leaks=1.0)
     reader.until(reader.has(DETECTOR, "leak.state", 0))
@@ -195,6 +197,7 @@ def test_an_event_reports_a_leak_immediately_and_its_detector_is_read_first(
     assert event.data["severity"] == "Critical"
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_is_reopened_after_its_last_event(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double, leaks=600.0)
     reader.until(lambda: bool(double.streams.listeners) and reader.has(DETECTOR, "leak.state", 0)())
@@ -221,6 +224,7 @@ def test_a_bmc_gets_one_request_at_a_time(double: Double, start_reader: StartRea
     assert all(second[0] >= first[1] - 1e-3 for first, second in pairwise(ended))
 
 
+@pytest.mark.slow
 def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, start_reader: StartReader) -> None:
     with Double(chassis()) as held:
         reader = start_reader(held, double)
@@ -259,6 +263,7 @@ def test_without_sessions_the_password_is_sent_with_each_request(double: Double,
     assert any(seen.headers.get("authorization", "").startswith("Basic ") for seen in double.requests)
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_reported_and_retried_with_backoff(
     double: Double, start_reader: StartReader, tmp_path: Path
 ) -> None:
@@ -297,6 +302,7 @@ def test_an_unusable_password_file_is_reported(
     assert reader.values["bmc:b1", "bmc.reachable"] == 0
 
 
+@pytest.mark.slow
 def test_a_bmc_that_disappears_and_returns_is_reported_once_each(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
@@ -343,6 +349,7 @@ def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, start_reade
     assert reader.events_of_kind("bmc_lost") == []
 
 
+@pytest.mark.slow
 def test_new_and_removed_members_are_noticed(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
@@ -356,6 +363,7 @@ def test_new_and_removed_members_are_noticed(double: Double, start_reader: Start
     assert "connector:b1.C1.secondary.2" not in reader.collector.inventory()
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -102,6 +102,7 @@ def test_a_bmc_with_only_errors_is_reported_lost_with_a_reason_and_back(
     assert len(reader.events_of_kind("bmc_lost")) == len(reader.events_of_kind("bmc_back")) == 1
 
 
+@pytest.mark.slow
 def test_one_failing_sensor_does_not_make_its_bmc_lost(double: Double, start_reader: Callable[..., BmcReader]) -> None:
     reader = start_reader(double)
     reader.until(lambda: {"coolant.flow", "leak.state"} <= reader.seen)
@@ -119,6 +120,7 @@ def test_html_responses_are_not_a_healthy_bmc(double: Double, start_reader: Call
     assert "not JSON" in reader.events_of_kind("bmc_lost")[0].data["reason"]
 
 
+@pytest.mark.slow
 def test_a_bmc_with_an_endless_response_is_unreachable(
     double: Double, start_reader: Callable[..., BmcReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_version_2_reports_what_was_written(gateway: Gateway) -> None:
     assert send(gateway.port, "GET", "/readyz", None, {})[0] == 200
 
 
+@pytest.mark.slow
 def test_every_truncation_of_a_block_is_malformed() -> None:
     for length in range(len(GOLDEN[1])):
         with pytest.raises(MalformedSnappy):

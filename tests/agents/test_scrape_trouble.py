@@ -55,6 +55,7 @@ def test_a_slowly_dripping_handshake_times_out() -> None:
         assert time.monotonic() - began < 2.0
 
 
+@pytest.mark.slow
 def test_a_slowly_dripping_header_is_reported_as_down_and_the_same_thread_retries() -> None:
     with peer(b"HTTP/1.1 200 OK\r\nX: ", drip=b"x") as url:
         made = Prometheus(endpoints=(Endpoint("x", url, interval=1.0, timeout=0.2),))

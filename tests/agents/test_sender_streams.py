@@ -197,6 +197,7 @@ def update_link(link: LinkState, streams: list[SendStream], now: float) -> None:
         link.update(streams, now, None)
 
 
+@pytest.mark.slow
 @pytest.mark.refusals
 def test_silence_of_the_brokers_is_logged_once_with_its_cause_and_once_when_it_ends(link: SimpleNamespace) -> None:
     one = stream(1)

@@ -70,6 +70,7 @@ def held(line: Line) -> tuple[float, float]:
     return line.onset, min(line.end, line.onset + line.kind.exclusive)
 
 
+@pytest.mark.slow
 def test_random_faults_on_one_node_are_half_an_hour_apart_and_faults_of_groups_never_overlap(layout: Layout) -> None:
     own, shared = defaultdict(list), defaultdict(list)
     index = {what: {n: i for i, n in enumerate(names)} for what, names in layout.targets.items()}
@@ -91,6 +92,7 @@ def test_random_faults_on_one_node_are_half_an_hour_apart_and_faults_of_groups_n
         assert all(b[0] - a[1] >= 1800 for a, b in pairwise(spans))
 
 
+@pytest.mark.slow
 def test_a_loop_has_its_benign_events_at_their_rate_even_among_many_faults() -> None:
     found = Counter(
         line.kind.name
@@ -127,6 +129,7 @@ def test_rates_with_too_many_events_are_refused(rates: dict[str, object], messag
         draw_events(parse(table, "x.toml"), Layout(16, 8), 1)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_faults_and_another_seed_different_ones(layout: Layout) -> None:
     one, same, other = (lines(scenario(days=1, faults=20.0), layout, seed) for seed in (1, 1, 2))
     assert one == same

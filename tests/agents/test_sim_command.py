@@ -70,6 +70,7 @@ def run(
     return text
 
 
+@pytest.mark.slow
 def test_files_and_spools_contain_the_same_samples(scenario: str, tmp_path: Path, drain: Callable[[Path], Any]) -> None:
     run(SimulateOptions(scenario, 7, "spool", 20.0), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
     messages, gaps = drain(tmp_path / "spool")
@@ -142,6 +143,7 @@ def test_a_stream_ends_at_its_end_time(
     assert times[-1] <= clock.now
 
 
+@pytest.mark.slow
 def test_no_sample_is_sent_before_its_time(scenario: str, tmp_path: Path, drain: Callable[[Path], Any]) -> None:
     for speed in (1.0, 3.0, 20.0):
         run(SimulateOptions(scenario, 7, "spool", speed), tmp_path / str(speed), Clock())
@@ -191,6 +193,7 @@ def test_inventory_is_sent_first_and_names_every_entity(
     assert {"rack", "stage", "job"} <= {kind_of(e) for e in known}
 
 
+@pytest.mark.slow
 def test_backfill_is_sent_immediately_and_then_continues_in_real_time_until_stopped(
     tmp_path: Path, drain: Callable[[Path], Any]
 ) -> None:
@@ -284,6 +287,7 @@ def test_a_backfill_before_the_first_possible_time_is_refused(tmp_path: Path, ba
         simulate(SimulateOptions("demo", 1, "spool", 1.0, backfill), config(tmp_path), None, lambda _: False)
 
 
+@pytest.mark.slow
 def test_one_signal_ends_a_simulation_that_is_still_planning(tmp_path: Path) -> None:
     path, status = tmp_path / "long.toml", "SigCgt"
     table = "[fleet]\nnodes = 2000\n[jobs]\nmean_hours = 0.5\n[rates]\nfaults = 20.0\nconfounders = 1.0\n"

@@ -86,6 +86,7 @@ def test_counters_never_decrease() -> None:
             assert (np.diff(values, axis=0) >= 0).all(), name
 
 
+@pytest.mark.slow
 def test_a_fleet_without_faults_shows_no_fault() -> None:
     simulator = FleetSimulator(quiet_scenario(nodes=8, duration=21_600.0), 4)
     chunks = list(simulator.chunks())
@@ -102,6 +103,7 @@ def test_a_fleet_without_faults_shows_no_fault() -> None:
     assert not [e for c in chunks for _, e in c.events if e.kind == "link_state"]
 
 
+@pytest.mark.slow
 def test_temperature_follows_power_with_a_lag() -> None:
     simulator = FleetSimulator(
         quiet_scenario(nodes=2, interval=1.0, duration=2400.0), 4

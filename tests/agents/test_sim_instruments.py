@@ -156,6 +156,7 @@ def test_simulated_temperature_events_are_those_of_the_edge_rule() -> None:
         assert abs(mine.time - other.time) <= (8 if mine.data["state"] == "active" else 20) * SECOND
 
 
+@pytest.mark.slow
 def test_a_jump_of_an_instrument_causes_the_event_of_the_rule_at_its_start_or_at_its_repair() -> None:
     for direction, moment in (("up", ONSET), ("down", END)):
         for entity, which in (("gpu:sim-n001.2", 0.0), ("cdu:sim-c1", 1.0)):

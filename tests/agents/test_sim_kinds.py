@@ -85,6 +85,7 @@ def test_parameters_are_drawn_from_the_seed_within_their_ranges(name: str) -> No
     assert severity is None or 0 <= severity <= 1
 
 
+@pytest.mark.sample(every=4)
 @each
 def test_before_the_onset_a_fleet_is_the_same_as_without_the_fault(name: str) -> None:
     _, chunks = simulate_fault(name)

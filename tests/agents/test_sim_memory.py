@@ -41,6 +41,7 @@ def xids(chunks: list[Chunk]) -> list[dict[str, Any]]:
     return [dict(e.data) for c in chunks for _, e in c.events if e.kind == "xid"]
 
 
+@pytest.mark.slow
 def test_healthy_memory_has_a_few_corrected_errors_and_no_others() -> None:
     simulator = FleetSimulator(Scenario(7 * 86_400.0, 600.0, None, Fleet(32, 8)), 3)
     chunks = list(simulator.chunks())
@@ -71,6 +72,7 @@ def test_faults_change_no_other_gpus_memory() -> None:
         assert np.array_equal(column(chunks, name, others), column(sound, name, others))
 
 
+@pytest.mark.slow
 def test_a_burst_of_corrected_errors_is_uneven_and_remaps_a_row() -> None:
     simulator, chunks = simulate_fault(HbmCorrectedBurst(decades=4.0), 1200.0 + 40 * 3600, 48.0, 60.0)
     fault = simulator.faults[0]

@@ -90,6 +90,7 @@ def test_error_correction_works_up_to_its_published_limit_and_fails_within_a_thi
     assert 1.0 < over < 10.0  # every second
 
 
+@pytest.mark.slow
 def test_a_degraded_optic_loses_decades_before_the_cliff_and_flaps_beyond_it() -> None:
     kind = OpticDegradation(slope=1.0, start=-4.5, loss=2.0, cause="dirt")
     made = simulator(Line(kind, 0.0, 2 * 86_400.0, "port:sim-n001.mlx5_3"), hours=48, interval=120.0)

@@ -28,6 +28,7 @@ def equal(one: Chunk, other: Chunk) -> bool:
     )
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("after", [1, 7])
 def test_a_fleet_restored_from_a_snapshot_continues_bit_by_bit(after: int) -> None:
     first = FleetSimulator(BUSY, 3)
@@ -51,6 +52,7 @@ def test_a_snapshot_of_another_fleet_is_refused() -> None:
         FleetSimulator(BUSY, 1).restore(small.snapshot())
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_a_run() -> None:
     simulator = FleetSimulator(BUSY, 1)
     sizes = [len(simulator.snapshot()) for _ in simulator.chunks()]

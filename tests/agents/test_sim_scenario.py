@@ -132,6 +132,7 @@ def test_the_demo_has_each_required_fault_late_and_one_that_ended_long_before() 
     assert scenario.fleet.nodes >= 64
 
 
+@pytest.mark.slow
 def test_live_faults_begin_every_couple_of_minutes_and_only_if_requested() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout

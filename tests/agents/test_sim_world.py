@@ -259,6 +259,7 @@ def test_margins_are_read_where_the_driver_has_them() -> None:
     assert np.nanmedian(site.column("gpu.thermal_margin") + site.column("gpu.temperature")) == 85.0
 
 
+@pytest.mark.slow
 def test_at_night_the_set_point_is_lowered() -> None:
     site = Site(changed(cooling=replace(DEFAULT.cooling, night=4.0)), seconds=12 * 3600.0)
     supply = site.column("coolant.supply_temperature", "coolant")[:, 0]
@@ -307,6 +308,7 @@ def _lines(kinds: list[type[Kind]]) -> Iterator[Line]:
         yield Line(kind(), onset, onset + 900.0)
 
 
+@pytest.mark.slow
 def test_healthy_gpus_do_not_throttle_in_any_world() -> None:
     warm = [world for world in worlds("train", 60) if world.cooling.kind == "air" and world.interval > 1]
     for world in [*worlds("train", 6), *warm]:

@@ -460,6 +460,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_everything_acknowledged_before_a_kill_is_read_back_once(tmp_path: Path, drain: Drain) -> None:
     acknowledged = -1
     for round_ in range(4):

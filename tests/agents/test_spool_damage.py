@@ -79,6 +79,7 @@ def _restore(written: Written, whole: bytes) -> None:
     disk.write_mark(first / "mark", segments.Mark(12, disk.read_boot_id()))
 
 
+@pytest.mark.slow
 def test_three_thousand_flipped_bits_give_no_wrong_byte(written: Written, drain: Drain) -> None:
     written.write(40)
     files = [*written.files("*.seg"), *written.files("mark")]

@@ -199,6 +199,7 @@ def test_infinite_losses_and_norms_are_counted_and_missing(collector: Training) 
     assert math.isnan(found["rank.loss"])
 
 
+@pytest.mark.slow
 def test_refused_datagrams_are_logged_every_ten_minutes_with_the_reason(
     collector: Training, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +237,7 @@ def test_an_invalid_identity_is_logged_once_and_raises_nothing(
     assert (steps.dropped, capsys.readouterr().err.count("training steps are not reported")) == (3, 1)
 
 
+@pytest.mark.slow
 def test_without_an_agent_reports_are_dropped_and_the_next_one_has_the_count(path: Path) -> None:
     steps = Steps("j", 0)
     for _ in range(10):
@@ -262,6 +264,7 @@ def until_sent(steps: Steps) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_restarted_agent_is_found(path: Path) -> None:
     steps = Steps("j", 0)
     for _ in range(3):

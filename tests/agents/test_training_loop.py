@@ -148,6 +148,7 @@ def test_all_steps_of_all_ranks_arrive(
     assert [(reported["dropped"], reported["refused"]) for reported in reports] == [(0, 0)] * WORLD
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_norm_match_the_script(trained: tuple[Store, list[dict[str, Any]]]) -> None:
     store, reports = trained
     for reported in reports:

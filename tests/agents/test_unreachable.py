@@ -48,6 +48,7 @@ def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_reports_it(
     assert "bmc:b: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("password", "message"), [("wrong", "HTTP 401"), (None, "No such file")])
 def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str | None, message: str) -> None:
     path = tmp_path / "password"
@@ -61,6 +62,7 @@ def test_doctor_fails_a_bmc_that_refuses_the_login(tmp_path: Path, password: str
     assert message in found.found
 
 
+@pytest.mark.slow
 def test_once_shows_the_values_of_a_bmc_that_responds_within_seconds(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.touch(0o600)

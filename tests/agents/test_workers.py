@@ -275,6 +275,7 @@ def test_the_backoff_is_reset_after_ten_minutes_without_loss(ticking: Callable[.
 # --- the fork server -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_is_restarted(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
@@ -332,6 +333,7 @@ def test_the_collectors_of_a_killed_lane_restart_together(ticking: Callable[...,
     assert killed not in pids
 
 
+@pytest.mark.slow
 def test_an_unreadable_result_ends_the_worker_and_not_the_agent(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     for rubbish in (b"\x04\x00\x00\x00abcd", b"\xff\xff\xff\xff"):
         one = ticking(Network(root=sysfs))

@@ -56,6 +56,7 @@ def read_events(
     return found
 
 
+@pytest.mark.slow
 def test_an_xid_is_an_event_of_its_gpu_with_its_meaning(library: Path, tmp_path: Path) -> None:
     found = read_events(library, tmp_path, "3 8 79\n0 8 94 5 1\n", "gpus 8")
     (first, second) = found["looks"][0]

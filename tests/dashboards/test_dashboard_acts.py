@@ -166,12 +166,14 @@ def test_names_and_reasons_from_outside_are_text(acts: Any) -> None:
     assert "&lt;script&gt;" in text
 
 
+@pytest.mark.slow
 def test_an_unknown_act_and_an_api_that_is_away_say_so(api: Any) -> None:
     assert "Act ACT-9" in shown(page(acts_script, id="ACT-9"))
     api.broken["acts"] = (503, b"{}")
     assert "No act awaits approval" not in shown(page(acts_script))
 
 
+@pytest.mark.slow
 def test_the_page_of_an_incident_has_its_acts(acts: Any) -> None:
     text = shown(page(incident_script, id="A1"))
     assert 'href="acts?id=ACT-1' in text

@@ -101,6 +101,7 @@ def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[
 
 
 @pytest.mark.walk
+@pytest.mark.sample(every=2)  # of seven pages in two schemes: each page in one of them
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     ("path", "part"),

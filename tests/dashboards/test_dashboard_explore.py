@@ -39,6 +39,7 @@ def test_presets_and_examples_use_what_exists() -> None:
     assert all(len(names) <= choose.MAX_SIGNALS for names in choose.PRESETS.values())
 
 
+@pytest.mark.slow
 def test_the_address_has_the_view(api: Any) -> None:
     serve_node(api)
     test = page(

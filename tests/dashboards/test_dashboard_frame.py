@@ -92,6 +92,7 @@ def test_an_unknown_zone_of_the_browser_falls_back_to_its_offset(monkeypatch: py
     assert times.browser_zone() == timezone(timedelta(minutes=330))
 
 
+@pytest.mark.slow
 def test_an_empty_fleet_says_what_to_do_next(api: Any) -> None:
     api.fleet |= {"nodes": [], "sources": {}}
     assert "start it with <code>fleetpulse agent</code>" in shown(page(fleet_script))

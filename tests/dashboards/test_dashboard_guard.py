@@ -78,6 +78,7 @@ def get_head(port: int, host: str, more: str = "", path: str = "/") -> tuple[int
 PATHS = ["/", "/_stcore/health", "/_stcore/host-config", "/static/index.html", "/nothing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_an_unknown_host_name_is_refused(port: int, path: str) -> None:
     for host in ("evil.example.org", f"evil.example.org:{port}", "127.0.0.1.evil.example.org", "", "10.0.0.1"):

@@ -37,6 +37,7 @@ def test_all_signals_of_the_page_exist() -> None:
     assert all(len(one) <= 8 for one in (*LEVELS.values(), *(s for many in ERRORS.values() for s in many)))
 
 
+@pytest.mark.slow
 def test_a_far_end_that_is_not_monitored_is_said(api: Any) -> None:
     serve_node(api)
     text = shown(page(link_script, entity=PORT, live="0"))
@@ -87,6 +88,7 @@ def test_an_address_without_a_port_says_what_is_expected(api: Any, asked: str) -
     assert "Expected a port or NVLink in the address" in shown(page(link_script, entity=asked))
 
 
+@pytest.mark.slow
 def test_an_unknown_port_is_not_found(api: Any) -> None:
     assert "is not known." in shown(page(link_script, entity="port:n9.x"))
 

@@ -63,6 +63,7 @@ def test_states_of_older_addresses_are_understood() -> None:
     assert parse_query({"state": "silenced"}, []).show == "muted"
 
 
+@pytest.mark.slow
 def test_the_list_asks_for_one_page_with_its_filters(api: Any) -> None:
     text = shown(page(incidents_script, state="pending", q="rank", group="rack", page="2"))
     asked = next(query for path, query in api.asked if path == "incidents")
@@ -72,6 +73,7 @@ def test_the_list_asks_for_one_page_with_its_filters(api: Any) -> None:
     assert 'href="incidents?state=muted&amp;q=rank&amp;group=rack"' in text
 
 
+@pytest.mark.slow
 def test_tabs_have_no_counts_while_the_api_is_away(api: Any) -> None:
     assert "Pending <b>1</b>" in shown(page(incidents_script))
     api.broken["incidents"] = (503, b'{"detail": "away"}')
@@ -108,6 +110,7 @@ def test_silences_are_listed_with_what_they_hold_back(api: Any) -> None:
     assert 'href="incident?id=A1"' in text
 
 
+@pytest.mark.slow
 def test_a_silence_is_extended_and_ended_with_its_version(api: Any) -> None:
     api.silences = [silence_table("s1", ends=iso(NOW + 3600 * SECOND))]
     test = page(silences_script, opened="extend-s1")
@@ -120,6 +123,7 @@ def test_a_silence_is_extended_and_ended_with_its_version(api: Any) -> None:
     assert "Ended: " in shown(test)
 
 
+@pytest.mark.slow
 def test_an_edited_silence_with_a_wrong_time_is_not_sent(api: Any) -> None:
     api.silences = [silence_table("s1")]
     test = page(silences_script, opened="edit-s1")
@@ -129,6 +133,7 @@ def test_an_edited_silence_with_a_wrong_time_is_not_sent(api: Any) -> None:
     assert [path for path, _ in api.posted if path != "silences/preview"] == []
 
 
+@pytest.mark.slow
 def test_a_maintenance_window_is_added(api: Any) -> None:
     test = page(silences_script, opened="silences-window")
     test.text_area(key="window-scopes").set_value("rack:r1\nnode:n1")
@@ -202,6 +207,7 @@ def test_a_broken_chain_of_the_audit_is_an_alarm() -> None:
     assert audit.audit_rows((), NOW) == []
 
 
+@pytest.mark.slow
 def test_a_detector_links_to_its_incidents_and_shows_its_calibration(api: Any) -> None:
     api.panel = {"detectors": [detector_table(name="coolant"), detector_table()], "modes": []}
     text = shown(page(detectors_script, detector="straggler"))

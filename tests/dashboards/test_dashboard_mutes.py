@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, detector_table, mute_table
 from tests.dashboards.test_dashboard_pages import incident_script, page, shown
@@ -24,6 +26,7 @@ def test_mark_as_normal_explains_itself_and_reaches_the_api(api: Any) -> None:
     assert "Resolved as normal." in shown(test)
 
 
+@pytest.mark.slow
 def test_mark_as_normal_requires_a_reason(api: Any) -> None:
     test = page(incident_script, opened="more-A1", id="A1")
     test.button(key="more-A1-normal").click().run()
@@ -31,6 +34,7 @@ def test_mark_as_normal_requires_a_reason(api: Any) -> None:
     assert "Enter a reason first." in shown(test)
 
 
+@pytest.mark.slow
 def test_a_mute_offers_scopes_and_reaches_the_api(api: Any) -> None:
     api.incidents["A1"]["above"] = ["gpu:n003.1", "node:n003", "rack:r1"]
     test = page(incident_script, opened="more-A1", id="A1")
@@ -49,6 +53,7 @@ def test_a_mute_offers_scopes_and_reaches_the_api(api: Any) -> None:
     assert "<b>Muted:</b> straggler on rack r1, by ann until" in text
 
 
+@pytest.mark.slow
 def test_the_error_of_a_refused_mute_is_shown(api: Any) -> None:
     test = page(incident_script, opened="more-A1", id="A1")
     api.broken["mutes"] = (400, b'{"detail": "reason: is empty; wanted why"}')
@@ -56,6 +61,7 @@ def test_the_error_of_a_refused_mute_is_shown(api: Any) -> None:
     assert "Not muted. Reason: is empty; wanted why (HTTP 400)" in shown(test)
 
 
+@pytest.mark.slow
 def test_only_active_mutes_of_the_incident_are_shown(api: Any) -> None:
     api.mutes = [
         mute_table("m1", scope="rack:r9"),
@@ -93,6 +99,7 @@ def test_the_page_lists_mutes_modes_and_detectors_and_ends_a_mute(api: Any) -> N
     assert "No active mutes" in shown(test)
 
 
+@pytest.mark.slow
 def test_ending_an_expired_mute_shows_the_error(api: Any) -> None:
     api.mutes = [mute_table("m1")]
     test = page(detectors_script)

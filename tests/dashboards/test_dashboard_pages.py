@@ -79,6 +79,7 @@ def test_a_healthy_fleet_shows_the_reporting_agents(api: Any) -> None:
     assert "No unresolved incidents. 2 of 3 agents reporting" in shown(page(fleet_script))
 
 
+@pytest.mark.slow
 def test_a_stalled_pipeline_is_shown_on_every_page(api: Any) -> None:
     api.fleet |= {"unready": ["kafka k1:9092: no answer"], "stalled": True, "backlog": True}
     api.fleet["newest"] = "2026-01-01T11:59:15.000000Z"
@@ -101,6 +102,7 @@ def test_an_empty_list_of_a_stalled_pipeline_is_unknown(api: Any) -> None:
     assert "No unresolved incidents" not in text
 
 
+@pytest.mark.slow
 def test_an_unreachable_api_keeps_the_last_known_state_with_its_time(api: Any) -> None:
     api.incidents.clear()
     assert "No unresolved incidents." in shown(page(fleet_script))
@@ -116,6 +118,7 @@ def test_an_unreachable_api_keeps_the_last_known_state_with_its_time(api: Any) -
     assert text.count("Unknown since") == 2
 
 
+@pytest.mark.slow
 def test_a_backlog_is_shown_without_a_banner(api: Any) -> None:
     api.fleet["backlog"] = True
     text = shown(page(fleet_script))
@@ -123,6 +126,7 @@ def test_a_backlog_is_shown_without_a_banner(api: Any) -> None:
     assert "The pipeline does not" not in text
 
 
+@pytest.mark.slow
 def test_an_unreachable_api_is_shown_on_every_page(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEETPULSE_API_URL", "http://127.0.0.1:9")
     for script, query in ((fleet_script, {}), (incidents_script, {}), (incident_script, {"id": "A1"})):

@@ -87,6 +87,7 @@ def test_an_update_by_the_pipeline_does_not_stop_a_person(api: Any) -> None:
     assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge"]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("opened", "values", "button", "path", "body"),
     [
@@ -103,6 +104,7 @@ def test_each_form_reaches_the_api(
     assert api.posted == [(f"incidents/A1/{path}", body)]
 
 
+@pytest.mark.slow
 def test_a_resolved_incident_offers_to_reopen_it(api: Any) -> None:
     api.incidents["A1"]["state"] = "resolved"
     assert "Enter a reason first." in act(api, "reopen", {}, "do")
@@ -110,6 +112,7 @@ def test_a_resolved_incident_offers_to_reopen_it(api: Any) -> None:
     assert api.posted == [("incidents/A1/reopen", {"comment": "still hot"})]
 
 
+@pytest.mark.slow
 def test_an_empty_comment_is_not_sent(api: Any) -> None:
     assert "Enter a comment first." in act(api, "comment", {}, "do")
     assert api.posted == []
@@ -124,6 +127,7 @@ def test_a_refused_act_shows_the_error_and_keeps_the_text(api: Any) -> None:
     assert test.text_input(key="resolve-A1-text").value == "over"
 
 
+@pytest.mark.slow
 def test_a_silence_is_prefilled_previewed_and_added(api: Any) -> None:
     scope = ["gpu:n003.1", "node:n003", "rack:r1"]
     api.incidents["A1"]["labels"] = {"scope": scope, "detector": ["straggler"], "incident": ["A1"]}
@@ -139,6 +143,7 @@ def test_a_silence_is_prefilled_previewed_and_added(api: Any) -> None:
     assert [posted for posted in api.posted if posted[0] == "silences"] == [("silences", wanted)]
 
 
+@pytest.mark.slow
 def test_the_walk_from_an_alert_to_feedback_in_one_session(api: Any) -> None:
     scope = {"scope": ["gpu:n003.1", "rack:r1"], "detector": ["straggler"], "incident": ["A1"]}
     api.incidents["A1"] |= {"version": 1, "history": HISTORY, "labels": scope}
@@ -171,6 +176,7 @@ def test_matchers_of_several_incidents_name_what_they_share() -> None:
     assert silencing.write_matchers(found, silencing.ONLY_THIS) == ['incident=~"A\\\\.1|B"']
 
 
+@pytest.mark.slow
 def test_impact_shows_jobs_and_loss_as_text(api: Any) -> None:
     api.incidents["A1"]["impact"] = IMPACT
     text = shown(page(incident_script, id="A1"))
@@ -190,6 +196,7 @@ def test_a_missing_impact_is_said(api: Any) -> None:
     assert "Loss of goodput: not computed by this API." in shown(page(incident_script, id="A1"))
 
 
+@pytest.mark.slow
 def test_the_cause_shows_its_alternatives(api: Any) -> None:
     api.incidents["A1"]["explanation"] = {
         "root": "cdu:c2",
@@ -205,6 +212,7 @@ def test_the_cause_shows_its_alternatives(api: Any) -> None:
         assert part in text
 
 
+@pytest.mark.slow
 def test_who_has_it_and_what_holds_it_back_is_shown(api: Any) -> None:
     api.incidents["A1"] |= {
         "acknowledged_by": "ann",

@@ -43,6 +43,7 @@ def is_healthy(port: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_dashboard_prints_its_address_and_stops_within_3_s_of_a_signal(api: Any, number: signal.Signals) -> None:
     port = free_port()

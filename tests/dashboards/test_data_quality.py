@@ -76,6 +76,7 @@ def test_losses_late_rows_rejections_versions_and_receivers_are_listed(quality: 
     assert "at most 30 in one hour" in text
 
 
+@pytest.mark.slow
 def test_all_sources_of_a_row_are_on_pages(quality: Any) -> None:
     text = shown(page(script, group="aa01"))
     assert "1 to 100 of 240" in text
@@ -93,6 +94,7 @@ def test_an_empty_site_says_what_to_do_next(api: Any) -> None:
     assert "systemctl enable --now fleetpulse-agent" in text
 
 
+@pytest.mark.slow
 def test_a_site_without_problems_says_so_only_while_the_api_answers(quality: Any) -> None:
     quality.answers["quality"] = quality_table(problems=[], agents={**quality_table()["agents"], "silent": 0})
     assert "All 64 agents report, no source fails" in shown(page(script))

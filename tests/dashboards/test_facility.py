@@ -57,6 +57,7 @@ def test_names_are_never_markup(site: Any) -> None:
     assert "&lt;b&gt;c3&lt;/b&gt;" in text
 
 
+@pytest.mark.slow
 def test_one_unit_shows_how_its_prediction_is_computed(site: Any) -> None:
     test = page(script, entity="cdu:c2")
     text = shown(test)
@@ -68,6 +69,7 @@ def test_one_unit_shows_how_its_prediction_is_computed(site: Any) -> None:
     assert {query["signal"][0] for query in asked} >= {"coolant.flow", "pump.speed"}
 
 
+@pytest.mark.slow
 def test_the_range_of_the_trends_is_in_the_address(site: Any) -> None:
     page(script, entity="cdu:c2", range="24h")
     query = next(query for path, query in site.asked if path == "series")

@@ -113,6 +113,7 @@ def test_ranks_without_compute_time_are_not_called_in_time(site: Any) -> None:
     assert "No rank is late" not in text
 
 
+@pytest.mark.slow
 def test_jobs_that_are_not_known_and_an_absent_api_are_said(site: Any) -> None:
     assert "job 9 is not known" in shown(page(script, entity="job:9"))
     assert "Expected a job, rank or stage" in shown(page(script, entity="node:n1"))

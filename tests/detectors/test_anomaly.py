@@ -107,6 +107,7 @@ def test_a_change_of_three_signals_that_lasts_is_a_ticket_at_every_interval(seco
     assert set(found[0].signals[:3]) == {"m0", "m1", "m2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1, 10, 60])
 def test_quiet_instruments_of_all_kinds_raise_no_ticket(seconds):
     judge = runner("m0", "m1", "m2", "m3")

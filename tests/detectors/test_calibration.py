@@ -163,6 +163,7 @@ def test_a_rack_that_fails_at_once_does_not_raise_the_threshold_of_the_others():
     assert faulty.factor() <= 1.25 * clean.factor()
 
 
+@pytest.mark.slow
 def test_short_transients_of_a_few_devices_do_not_make_a_detector_blind():
     """Two minutes at seven times the least effect, at each device every three months."""
     site, rng = Site(white, step=10), np.random.default_rng(3)

@@ -40,6 +40,7 @@ def test_every_detector_has_a_case():
     assert {case.detector for case in CASES} == set(DETECTORS)
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_it_finds_its_fault_and_blames_only_the_faulty_entities(case):
     found = case.run_detector(at_known_site(case.detector()), range(case.ticks))
@@ -47,17 +48,20 @@ def test_it_finds_its_fault_and_blames_only_the_faulty_entities(case):
     assert max((LEVELS.index(f.level) for f in found), default=-1) == LEVELS.index(case.level)
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_it_reports_nothing_before_its_fault_begins(case):
     begin = case.time(case.fault) - case.step * SECOND
     assert all(f.time > begin for f in run_case(case))
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_it_is_silent_without_a_fault(case):
     assert case.run_detector(case.detector(), range(max(case.ticks, 600)), broken=False) == []
 
 
+@pytest.mark.sample(every=4)
 @every
 @pytest.mark.parametrize("missing", ["instants", "cells"])
 def test_no_title_shows_a_number_that_is_missing(case, missing):
@@ -119,6 +123,7 @@ def test_it_repeats_a_condition_that_holds_each_minute(case):
     assert last - max(f.time for f in found) <= 2 * max(REPEATS, case.step * SECOND)
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_a_snapshot_resumes_midway_as_if_nothing_had_stopped(case):
     everything = run_case(case)
@@ -134,6 +139,7 @@ def test_a_snapshot_resumes_midway_as_if_nothing_had_stopped(case):
         before += first.observe(case.frames(tick, True, topology))
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_a_runner_restores_its_state_from_bytes(case):
     first, second = Runner([case.detector()]), Runner([case.detector()])
@@ -159,6 +165,7 @@ def test_a_snapshot_does_not_change_with_the_detector(case):
     assert repr(taken) == kept
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_the_order_of_entities_does_not_matter(case):
     def reverse_order(f: Frame) -> Frame:
@@ -172,6 +179,7 @@ def test_the_order_of_entities_does_not_matter(case):
     assert sorted((f.key, f.level, f.time) for f in found) == sorted((f.key, f.level, f.time) for f in run_case(case))
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_it_reads_no_signal_that_it_does_not_declare(case):
     """The pipeline makes frames of declared signals only. A second run with the same values gives the same findings."""
@@ -223,6 +231,7 @@ def test_a_clock_that_is_set_back_is_accepted(case):
         assert detector.observe(case.frames(tick, False, topology)) == []
 
 
+@pytest.mark.sample(every=4)
 @every
 def test_many_nan_values_are_accepted(case):
     """Half of all values are lost at random, then all of some ticks."""
@@ -280,6 +289,7 @@ def test_the_list_of_detectors_is_plain_data():
     assert [row["name"] for row in rows] == [cls.name for cls in DETECTORS]
 
 
+@pytest.mark.slow
 def test_a_real_host_alone_gives_no_findings():
     """A node without jobs or fabric: one port that is up, one that was never up."""
     topology = Topology({"port:host.eth0": ["node:host"], "port:host.eth1": ["node:host"]})

@@ -140,6 +140,7 @@ def together(supply=0.0, minutes=20.0, throttles=False, start=60, **factors):
 LESS = {"coolant__flow": 0.8, "coolant__pressure": 0.64, "pump__speed": 0.8}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("change", "level"),
     [
@@ -196,6 +197,7 @@ def test_weather_that_moves_all_loops_by_three_kelvin_an_hour_is_no_ticket(site,
     assert {f.level for f in watch(Coolant(), site, 1300, change)} <= {"suspect"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "level"), [(2.5, "suspect"), (5.5, "ticket")])
 def test_a_set_point_of_one_loop_counts_above_the_morning_rise_of_all(site, watch, own, level):
     def change(tick, values):
@@ -338,6 +340,7 @@ def test_a_valve_that_closes_raises_the_pressure_and_is_a_ticket(site, watch):
     assert ticket.evidence["corroborated_by"] == ["coolant.pressure"]
 
 
+@pytest.mark.slow
 def test_a_supply_that_jumps_within_a_sample_is_its_sensor(site, watch):
     def change(tick, values):
         if tick >= 60:
@@ -411,6 +414,7 @@ def test_a_set_point_that_is_moved_does_not_page(site, watch, kelvin):
     assert {f.level for f in watch(Coolant(), site, 600, change)} <= {"suspect"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kelvin", [4.6, 7.5])
 def test_a_supply_that_warms_slowly_and_harms_none_is_a_ticket(site, watch, kelvin):
     def change(tick, values):
@@ -427,6 +431,7 @@ def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):
     assert page.time - page.onset <= 600 * SECOND
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("core", "level"), [(50.0, "ticket"), (78.0, "page")])
 @pytest.mark.parametrize("margin", [False, True])
 def test_a_warm_supply_pages_only_where_gpus_are_near_their_limit(site, watch, core, level, margin):

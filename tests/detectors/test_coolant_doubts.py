@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from detectors.corroboration import Corroboration
 from detectors.heat.coolant import Coolant
@@ -56,6 +57,7 @@ def doubted(found):
     return found[-1].evidence["doubted"]
 
 
+@pytest.mark.slow
 def test_a_suspect_that_may_be_the_instrument_is_marked_as_doubted(site, watch):
     for change in (less(0.8), warmer(8.0, 1e-3, 3), less(0.8, every=True), all_of(less(0.8, True), idle)):
         assert doubted(watch(Coolant(), site, 300, change))

@@ -52,6 +52,7 @@ def test_a_leak_at_the_limit_stays_one_finding_until_it_is_filled_up(per_hour):
     assert found[-1].time <= START + 13.2 * 3600 * SECOND
 
 
+@pytest.mark.slow
 def test_a_level_that_swings_with_the_temperature_is_not_a_leak():
     assert run_detector(lambda hour: 0.85 + 0.01 * np.sin(hour * np.pi / 12), 30) == []
 

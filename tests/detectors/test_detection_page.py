@@ -234,6 +234,7 @@ def one_fingerprint(monkeypatch):
     monkeypatch.setattr(trials, "fingerprint", functools.cache(trials.fingerprint))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_fingerprint")
 def test_lines_of_trials_show_their_size_and_whether_their_code_is_older(tmp_path):
     write(tmp_path, "resistance", "R 1.000", 1.0)

@@ -160,6 +160,7 @@ def test_warm_supply_alone_is_a_suspect_and_with_a_gpu_behind_it_a_page(site, wa
     assert {f.entity for f in found if f.level == "page"} == {LOOP}
 
 
+@pytest.mark.slow
 def test_the_same_sensor_twice_does_not_count_as_two(site, watch):
     def warm(tick, values):
         if tick > 200:

@@ -87,6 +87,7 @@ def run(case: Case, drop_at: int) -> tuple[list[Finding], dict[str, Any]]:
     return found, read(packed(runner if drop_at < case.ticks else drop_ended(runner, case, frames["rank"])))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_detector_reports_the_same_after_ended_ranks_lost_their_columns(name: str) -> None:
     case = CASES[name]

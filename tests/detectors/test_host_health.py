@@ -54,6 +54,7 @@ def test_without_a_job_a_leak_is_no_page():
     assert {f.level for f in found} == {"ticket"}
 
 
+@pytest.mark.slow
 def test_a_leak_of_days_is_a_ticket_days_ahead():
     found = run_memory(leak(0.004, begins=86_400.0, level=0.6), 140, 60, job=False)
     ahead = (START + (24 + 0.6 / 0.004) * 3600 * SECOND - found[0].time) / SECOND / 86_400
@@ -171,6 +172,7 @@ def test_a_disk_that_is_written_far_beyond_its_rating_is_a_ticket_with_the_time_
     assert found[0].summary.endswith(" d left")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_worn_as_rated_or_replaced_by_an_older_one_is_silent():
     assert disks(30 * 144, endurance_used=lambda tick: np.floor(20 + 0.1 * tick / 144) / 100) == []
     assert disks(500, endurance_used=lambda tick: [0.1, 0.5, 0.3, 0.6, 0.7][tick // 100]) == []

@@ -111,6 +111,7 @@ def test_errors_at_both_ends_blame_the_cable(store: Site) -> None:
     assert any("the cable: receivers at both ends report errors" in str(cause) for *_, cause in pages)
 
 
+@pytest.mark.slow
 def test_errors_at_the_node_alone_blame_the_switchs_transmitter_or_the_cable(store: Site) -> None:
     def one(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         near["nic.symbol_errors"][0, BAD] = counts(tick, 1.0)

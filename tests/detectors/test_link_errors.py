@@ -96,6 +96,7 @@ def test_a_bunch_of_errors_after_a_cold_start_does_not_page(site, watch):
     assert {f.level for f in watch(Link(), site, 300, bunches)} == {"suspect"}
 
 
+@pytest.mark.slow
 def test_a_fabric_with_bunched_errors_does_not_page_after_a_cold_start():
     found = alarms(1e-15, 0.012, 11, 1000.0)
     assert found.count == 0
@@ -216,12 +217,14 @@ def losing(site, tied):
     return change
 
 
+@pytest.mark.slow
 def test_losses_that_follow_the_load_are_congestion_and_at_most_a_ticket(site, watch):
     found = watch(Link(), site, 700, losing(site, True))
     assert {f.level for f in found} <= {"suspect", "ticket"}
     assert any("congestion" in f.summary for f in found)
 
 
+@pytest.mark.slow
 def test_losses_of_a_fixed_share_of_the_packets_are_corruption(site, watch):
     found = watch(Link(), site, 700, losing(site, False))
     assert not any("congestion" in f.summary for f in found)

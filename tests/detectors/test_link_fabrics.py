@@ -92,6 +92,7 @@ def test_a_leaf_that_loses_packets_and_slows_its_jobs_pages() -> None:
     assert "33 % slower" in found[-1].summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rails", [False, True])
 def test_a_leaf_that_loses_traffic_pages_once_it_slows_several_jobs_by_a_tenth(rails: bool) -> None:
     jobs = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
@@ -124,6 +125,7 @@ def test_waits_without_marks_that_slow_the_jobs_of_a_leaf_page_and_congestion_wi
     assert levels(run(Fabric(roce=True), congested(1, lost=0.3))) == {"leaf:l1": "ticket"}
 
 
+@pytest.mark.slow
 def test_congestion_that_slows_a_job_is_a_ticket_after_half_of_the_hold() -> None:
     for lost, seconds in ((0.3, 300), (0.0, 600)):
         ticket = next(f for f in run(Fabric(roce=True), congested(1, lost=lost)) if f.level == "ticket")
@@ -185,6 +187,7 @@ def verdicts(found: list[Finding]) -> set[tuple[int, str, str]]:
     return {(f.time, f.entity, f.level) for f in found}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("roce", [False, True])
 @pytest.mark.parametrize("fault", [congested(1), pausing("port:n3.p1", 0.3)])
 def test_verdicts_depend_neither_on_order_nor_on_ports_without_readings(roce: bool, fault: Change) -> None:

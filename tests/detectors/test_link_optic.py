@@ -88,6 +88,7 @@ def test_a_change_of_all_ports_blames_none() -> None:
     assert run_detector(log_ber) == []
 
 
+@pytest.mark.slow
 def test_links_that_work_beyond_the_fec_limit_are_not_reported() -> None:
     """Coherent optics always run at 1e-3; some of them move to it from 1e-4."""
     log_ber = healthy(16, 120) + 4.7

@@ -120,6 +120,7 @@ def test_a_host_whose_gpus_all_have_fewer_lanes_is_not_below_its_peers() -> None
     assert run_detector(another_board) == []
 
 
+@pytest.mark.slow
 def test_replays_that_most_gpus_have_are_normal() -> None:
     """On all GPUs one in a minute, 60 an hour; on one of them in every reading."""
 

@@ -80,6 +80,7 @@ def test_the_window_continues_after_a_restart(site, watch):
     assert [f for f in watch(second, site, 30, slow_errors, 66) if f.level == "page"]
 
 
+@pytest.mark.slow
 def test_a_ber_of_1e_13_is_found_in_time_at_the_worst_healthy_rate():
     """Of all tests that alarm once in 100,000 link-days on links at 1e-15 none finds more than 0.978 of them."""
     assert delays(1e-13, 100, 0, 1e-15).recall >= 0.94

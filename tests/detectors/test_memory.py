@@ -121,6 +121,7 @@ def test_ten_thousand_corrected_errors_of_caches_page(site):
     assert levels(site.show()) == {GPU: "page"}
 
 
+@pytest.mark.slow
 def test_a_burst_of_corrected_errors_is_a_ticket_with_the_usual_rate():
     site = Site(step=60)
     found = []
@@ -135,6 +136,7 @@ def test_a_burst_of_corrected_errors_is_a_ticket_with_the_usual_rate():
     assert shown["cohort"] == "H100"
 
 
+@pytest.mark.slow
 def test_one_clump_and_single_errors_are_not_burst():
     site = Site(step=600)
     site.add("gpu.dram_corrected", 500)
@@ -145,6 +147,7 @@ def test_one_clump_and_single_errors_are_not_burst():
     assert found == []
 
 
+@pytest.mark.slow
 def test_a_gpu_with_a_high_usual_rate_gives_no_finding():
     site, rng = Site(step=3600), np.random.default_rng(3)
     found = []
@@ -167,6 +170,7 @@ def test_steady_errors_since_the_first_sample_are_a_suspect_at_most_and_become_u
     assert site.detector.rates.usual[3] == pytest.approx(per_hour, rel=0.5)
 
 
+@pytest.mark.slow
 def test_a_weak_gpu_whose_rate_rises_is_a_ticket():
     site, rng = Site(step=60), np.random.default_rng(6)
     quiet, found = [], []
@@ -309,6 +313,7 @@ def test_replaced_rows_at_the_limit_or_soon_at_it_are_a_ticket():
     assert min(f.time for f in found) < T0 + 3 * 24 * 3600 * SECOND
 
 
+@pytest.mark.slow
 def test_a_good_year_does_not_hide_a_bad_fortnight():
     site = Site(step=6 * 3600)
     site.show(ticks=4 * 300)

@@ -45,6 +45,7 @@ def run(
     return [(f.entity, f.level, (f.time - T0) / SECOND - begins * 3600, f) for f in found]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("place", "quantum", "step"), [(LIQUID, 1.0, 10), (AIR, 1.0, 30), (AIR, 0.1, 10), (LIQUID, 0.1, 60)]
 )
@@ -64,16 +65,19 @@ def test_healthy_memory_under_changing_load_is_silent(place, quantum, step, seed
     assert run(None, place, quantum, step, hours=8, seed=seed) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "quantum", "step"), [(LIQUID, 1.0, 10), (AIR, 0.1, 60)])
 def test_a_core_that_reads_too_low_has_no_hot_memory(place, quantum, step):
     assert run(None, place, quantum, step, low=8.0) == []
 
 
+@pytest.mark.slow
 def test_hot_memory_goes_on_while_no_job_runs():
     found = run(0.015, step=30, hours=14, idle=[(4.0, 11.0)])
     assert {f[3].onset for f in found} == {found[0][3].onset}, "one condition, though no load shows it for 7 h"
 
 
+@pytest.mark.slow
 def test_memory_of_a_node_that_jobs_use_in_part_is_compared_with_the_busy_ones():
     found = run(0.015, few=6, idle=[(3.5, 3.6)])
     assert {f[:2] for f in found} == {(NAMES[HOT], "ticket")}

@@ -61,6 +61,7 @@ def test_an_error_of_a_gpu_with_only_totals_pages_beside_gpus_with_both():
     assert all(": 1 uncorrected memory error" in f.summary for f in found)
 
 
+@pytest.mark.slow
 def test_a_burst_of_a_gpu_with_only_totals_is_a_ticket_beside_gpus_with_both():
     site, found = mixed(step=60), []
     for tick in range(1200):

@@ -44,6 +44,7 @@ def test_a_voltage_that_was_always_wrong_is_not_a_loss():
     assert not run_detector(lambda t: 65_535.0 if t < 25 else 230.0).dark
 
 
+@pytest.mark.slow
 def test_a_load_that_was_wrong_from_the_beginning_is_learned_again_within_a_day():
     nan = float("nan")
     feeds = run_detector(lambda t: nan, lambda t: 4e6 if t < 25 else 5e4 + t % 7, ticks=120)

@@ -71,12 +71,14 @@ def test_findings_carry_the_fields_of_the_contract_in_order_of_time(recording):
     assert {(f["entity"], f["detector"]) for f in found} == {("cdu:c0", "coolant"), ("gpu:n1.1", "sdc")}
 
 
+@pytest.mark.slow
 def test_two_replays_are_equal_byte_for_byte(recording):
     run(recording, "a.jsonl")
     run(recording, "b.jsonl")
     assert (recording / "a.jsonl").read_bytes() == (recording / "b.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_replay_gives_the_findings_of_the_detectors_on_the_same_frames(recording, site, watch):
     """The noise differs from that in the files, but time and entity of the page are the same."""
 
@@ -90,6 +92,7 @@ def test_replay_gives_the_findings_of_the_detectors_on_the_same_frames(recording
     assert (page["entity"], page["time"]) == (live[0].entity, iso(live[0].time))
 
 
+@pytest.mark.slow
 def test_the_desk_makes_one_incident_of_each_fault(recording):
     run(recording, incidents=recording / "incidents.jsonl", desk=Desk)
     cases = [json.loads(line) for line in (recording / "incidents.jsonl").read_text().splitlines()]
@@ -97,6 +100,7 @@ def test_the_desk_makes_one_incident_of_each_fault(recording):
     assert all({"id", "opened", "onset", "resolved", "members", "confidence"} <= c.keys() for c in cases)
 
 
+@pytest.mark.slow
 def test_a_detector_without_its_needs_is_off_and_logged(recording, capsys):
     run(recording, events=[])
     printed = capsys.readouterr()
@@ -105,6 +109,7 @@ def test_a_detector_without_its_needs_is_off_and_logged(recording, capsys):
     assert printed.out == ""
 
 
+@pytest.mark.slow
 def test_quiet_telemetry_ends_with_zero_and_an_empty_file(recording):
     (recording / "telemetry-coolant.parquet").unlink()
     assert run(recording, events=[]) == (0, [])
@@ -137,6 +142,7 @@ def test_rows_of_declared_signals_closer_than_a_frame_are_all_judged(tmp_path):
     assert first["time"] == iso(START + 41 * SECOND)
 
 
+@pytest.mark.slow
 def test_a_recording_of_a_fleet_is_evaluated_on_the_tick_grid_of_the_pipeline(tmp_path, recording):
     seconds_apart(tmp_path)
     assert replay(Config(), [tmp_path / "t.parquet"], tmp_path / "f.jsonl") == 0
@@ -145,6 +151,7 @@ def test_a_recording_of_a_fleet_is_evaluated_on_the_tick_grid_of_the_pipeline(tm
     assert len({f["time"] for f in coarse}) < len({f["time"] for f in run(recording)[1]})
 
 
+@pytest.mark.slow
 def test_modes_of_the_configuration_apply_in_replay(recording):
     config = Config(modes=(ModeRule("record", "coolant"),))
     _, found = run(recording, config=config, incidents=recording / "incidents.jsonl", desk=Desk)
@@ -153,6 +160,7 @@ def test_modes_of_the_configuration_apply_in_replay(recording):
     assert [c["cause"] for c in cases] == ["gpu:n1.1"]
 
 
+@pytest.mark.slow
 def test_the_configuration_of_detectors_applies_in_replay(recording):
     config = Config(detector={"sdc": {"quorum": 99}})
     assert "sdc" in {f["detector"] for f in run(recording)[1]}

@@ -89,6 +89,7 @@ def test_without_events_the_stages_are_unknown(recording):
     assert incidents == []
 
 
+@pytest.mark.slow
 def test_an_inventory_event_has_the_effect_of_a_job_start(recording):
     """A recorded real fleet has both; an inventory is of a node, and removes entities that it no longer names."""
     lines = (recording / "events.jsonl").read_text().splitlines()

@@ -88,6 +88,7 @@ def reported(script, ticks=20):
     return found
 
 
+@pytest.mark.slow
 def test_a_failing_detector_does_not_stop_others_and_is_counted_and_logged_once(site, watch, caplog):
     runner = Runner([Failing(), *configured()])
     found = watch(runner, site, 120, troubles)
@@ -140,6 +141,7 @@ def test_a_detector_that_fails_on_an_event_is_a_ticket_of_the_next_frame():
     assert (found.entity, found.level, found.evidence["error"]) == ("detector:failing", "ticket", "ZeroDivisionError: ")
 
 
+@pytest.mark.slow
 def test_findings_are_the_same_with_each_detector_alone(site, watch):
     together = watch(Runner(configured()), site, 120, troubles)
     apart = [watch(Runner([cls()]), type(site)(), 120, troubles) for cls in DETECTORS]
@@ -179,6 +181,7 @@ def test_a_detector_without_its_needs_is_off_and_listed():
     assert runner.off["anomaly"] == ["declared signal that no other detector uses"]
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_bytes_and_resumes_midway(site, watch):
     whole = watch(Runner(configured()), type(site)(), 150, troubles)
     stop = FAULT + 3  # test_contract.py stops each detector at three times

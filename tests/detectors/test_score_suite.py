@@ -101,6 +101,7 @@ def test_the_fingerprint_covers_the_code_that_affects_findings_and_no_word_about
     assert len({first, second, fingerprint(tmp_path)}) == 3
 
 
+@pytest.mark.slow
 def test_the_page_states_that_its_data_is_simulated_and_how_much_there_is(done):
     lines = [(s.run, s.seed, s.result()) for s in done]
     text = page("small", "0123456789abcdef", lines, 9)

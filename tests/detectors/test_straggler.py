@@ -176,6 +176,7 @@ def test_a_slow_node_accepted_as_normal_is_learned_again_also_right_after_a_rest
     assert not [tick for tick, *_ in reports if tick >= 200]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_reported_many_times_counts_once(site, watch):
     """One slow step of a long job, in 30 samples."""
 

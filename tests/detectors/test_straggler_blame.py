@@ -88,6 +88,7 @@ def test_a_whole_slow_stage_of_two_nodes_gives_no_finding():
     assert findings(slow_down(slice(0, 8), 1.2), topology=topology) == []
 
 
+@pytest.mark.slow
 def test_other_slow_ranks_in_each_step_do_not_page():
     rng = np.random.default_rng(3)
 
@@ -334,6 +335,7 @@ def test_slow_writers_of_a_checkpoint_are_not_judged():
     assert findings(change) == []
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "seconds", [float("inf"), float("nan"), -5, True, "60", None, 10**400], ids=lambda v: repr(v)[:9]
 )

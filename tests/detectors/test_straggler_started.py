@@ -118,6 +118,7 @@ def test_a_power_cap_explains_a_low_clock_so_that_it_is_a_suspect():
     assert {level for level, _ in loudest(run(job, HOUR)).values()} == {"suspect"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["stage", "expert", "first and last"])
 def test_work_divided_unevenly_by_design_is_not_a_ticket(share):
     """A stage with more work; the same busy expert in every replica; a job that does not report its stages."""
@@ -137,6 +138,7 @@ def test_healthy_jobs_have_no_finding(seed):
     assert run(Job(seed, 4 + seed % 5, 1 + seed % 3), HOUR) == []
 
 
+@pytest.mark.slow
 def test_a_gap_in_which_the_job_made_steps_does_not_restart_the_wait_for_a_page():
     job, detector = Job(11, 4), Straggler()
     job.times[3] *= 2
@@ -145,6 +147,7 @@ def test_a_gap_in_which_the_job_made_steps_does_not_restart_the_wait_for_a_page(
     assert loudest(found)["rank:7.3"] == ("page", pytest.approx(200 / 6, abs=1))
 
 
+@pytest.mark.slow
 def test_a_slow_rank_accepted_as_normal_gives_no_finding_also_after_a_restart():
     job, runner = Job(12, 4), Runner([Straggler()])
     job.times[3] *= 2
@@ -158,6 +161,7 @@ def test_a_slow_rank_accepted_as_normal_gives_no_finding_also_after_a_restart():
     assert "page" in {f.level for f in run(job, HOUR, runner, 3 * HOUR + 60)}, "a rank slower than accepted is found"
 
 
+@pytest.mark.slow
 def test_a_restart_during_the_wait_gives_the_same_findings():
     whole, parts = Job(13, 4), Job(13, 4)
     for job in (whole, parts):

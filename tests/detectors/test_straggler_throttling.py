@@ -93,6 +93,7 @@ SOME = [0, 1, 4, 5, 8, 9]  # of the 16 of a stage, on three of its nodes
 HEALTHY, SLOW = 13, 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [0x20, 0x80])
 def test_a_healthy_rank_that_becomes_slow_is_found_while_others_of_its_stage_throttle_repeatedly(bits):
     def change(tick, values):

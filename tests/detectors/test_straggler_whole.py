@@ -147,6 +147,7 @@ def test_a_new_power_cap_of_all_is_policy():
     assert findings(change) == []
 
 
+@pytest.mark.slow
 def test_evaluations_checkpoints_and_the_end_of_a_job_give_no_finding():
     def evaluates(tick, values, rates):
         if tick < SINCE + 50:
@@ -201,6 +202,7 @@ def test_a_job_that_reports_compute_times_is_left_to_the_detectors_of_jobs():
     assert findings(change) == []
 
 
+@pytest.mark.slow
 def test_missing_and_reset_counters_give_no_finding():
     def nothing(tick, values, rates):
         for name in rates:
@@ -214,6 +216,7 @@ def test_missing_and_reset_counters_give_no_finding():
         assert findings(change) == []
 
 
+@pytest.mark.slow
 def test_a_restart_gives_the_same_findings():
     whole = findings(slower(0.8, active=0.85))
     before, after = case(slower(0.8, active=0.85)), StragglerInferred()
@@ -233,6 +236,7 @@ def test_a_slow_job_accepted_as_normal_gives_no_finding(change, entity):
     assert one.run_detector(detector, range(TICKS + 1, TICKS + 80)) == []
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("first", "levels"), [(0, {"ticket"}), (SINCE, set())])
 @pytest.mark.parametrize("gpus", [[5], [1, 5, 9, 13]])
 def test_gpus_that_always_throttle_do_not_hide_a_slow_job_and_those_that_began_to_may_explain_it(first, levels, gpus):
@@ -247,6 +251,7 @@ def test_gpus_that_always_throttle_do_not_hide_a_slow_job_and_those_that_began_t
     assert {f.level for f in found if f.entity == "job:7"} == levels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [2, 3])
 def test_a_slow_job_is_found_though_its_nodes_are_read_at_different_moments(turns):
     def change(tick, values, rates):

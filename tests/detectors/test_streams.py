@@ -115,6 +115,7 @@ def test_a_deviation_of_a_third_of_a_cohort_is_an_event_of_the_cohort():
     assert step.moved.all()
 
 
+@pytest.mark.slow
 def test_a_shifted_cohort_is_learned_again_after_a_day():
     streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
     rows = quiet_rows(1800, 32)

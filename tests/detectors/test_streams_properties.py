@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def test_a_clock_that_jumps_is_followed_without_findings(times):
         assert np.isfinite(streams.cells[:5]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(4), deadline=None)
 @given(st.integers(0, 99))
 def test_no_member_learns_while_the_cohort_is_shifted(seed):

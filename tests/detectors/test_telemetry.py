@@ -209,6 +209,7 @@ def test_the_rest_of_a_rack_whose_job_made_steps_stays_a_ticket(impatient):
     assert silent_after_its_job(impatient, ["node:r0n1"]) == {("rack:r0", "ticket"), ("node:r0n1", "ticket")}
 
 
+@pytest.mark.slow
 def test_a_snapshot_without_the_nodes_that_lived_is_read_as_if_none_were_known(impatient):
     reported = silent_after_its_job(impatient, ["rack:r0"], restart=True, forget=("lives",))
     assert reported == {("rack:r0", "ticket"), ("rack:r0", "page")}

@@ -165,6 +165,7 @@ def test_a_supply_that_its_return_does_not_follow_is_the_thermometer_and_a_setpo
     assert Plant().run(setpoint) == set()
 
 
+@pytest.mark.slow
 def test_an_inlet_that_moves_alone_is_its_sensor_unless_its_fans_follow(plant):
     def lone(values, tick):
         values["sensor"]["sensor.temperature"][2] += 5

@@ -81,6 +81,7 @@ def test_a_core_that_warms_without_its_memory_is_a_sensor(kelvin):
     assert levels(run_detector(reading("gpu.temperature", kelvin), 250)) <= {"suspect"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kelvin", [3.0, -3.0, 10.0, -10.0])
 def test_a_set_point_or_a_supply_sensor_that_moves_gives_no_finding(kelvin):
     def real(tick, values, resistance):
@@ -143,6 +144,7 @@ def test_a_node_whose_gpus_all_cool_worse_since_maintenance_is_one_ticket_on_the
     assert found[0].time - CASE.time(70) <= SETTLES + 300 * SECOND
 
 
+@pytest.mark.slow
 def test_a_gpu_that_will_reach_its_limit_within_the_hour_pages_and_one_far_from_it_does_not():
     def change(limit):
         def warm(tick, values, resistance):
@@ -236,6 +238,7 @@ def test_a_gpu_of_unknown_resistance_that_throttles_at_its_limit_for_ten_minutes
     assert page.time - page.onset == 600 * SECOND
 
 
+@pytest.mark.slow
 def test_a_gpu_with_normal_resistance_close_to_its_limit_is_one_ticket_for_a_day_and_no_page():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance, until=200)
@@ -264,6 +267,7 @@ def test_maintenance_of_a_gpu_with_recurring_throttling_ends_its_ticket():
     assert max(f.time for f in run_detector(change, 300)) <= CASE.time(160) + SETTLES
 
 
+@pytest.mark.slow
 def test_a_gpu_close_to_its_limit_stays_one_ticket_while_idle_and_does_not_page_in_a_dip_of_its_load():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance, until=200)
@@ -278,6 +282,7 @@ def test_a_gpu_close_to_its_limit_stays_one_ticket_while_idle_and_does_not_page_
     assert found[-1].time >= CASE.time(490)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follows", [0.4, 0.5, 0.7])
 def test_a_plate_whose_memory_follows_in_part_is_reported_and_stays_reported(follows):
     def change(tick, values, resistance):
@@ -292,6 +297,7 @@ def test_a_plate_whose_memory_follows_in_part_is_reported_and_stays_reported(fol
     assert found[-1].time >= CASE.time(490)
 
 
+@pytest.mark.slow
 def test_a_memory_temperature_that_stops_does_not_excuse_the_core():
     def change(tick, values, resistance):
         plate(1.3)(tick, values, resistance)
@@ -301,6 +307,7 @@ def test_a_memory_temperature_that_stops_does_not_excuse_the_core():
     assert {"ticket", "page"} & {f.level for f in run_detector(change, 400) if f.time >= CASE.time(250)}
 
 
+@pytest.mark.slow
 def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_not_throttling_of_a_gpu():
     def once(tick, values, resistance):
         if values is not None and tick == 60:
@@ -337,6 +344,7 @@ def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kelvin", [-3.0, 3.0, -8.0])
 def test_a_fault_after_the_supply_sensor_stepped_is_found_within_the_hour(kelvin):
     found = loaded(Thermal(), 500, lambda t: 1.5 if t > 150 else 1.0, lambda t: kelvin if t > 120 else 0.0)

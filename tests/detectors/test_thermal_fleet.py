@@ -14,6 +14,7 @@ NODES = {gpu: (f"node:n{k // WIDTH}",) for k, gpu in enumerate(GPUS)}
 PAIRS = {**NODES, **{f"node:n{n}": (f"rack:r{n // 2}",) for n in range(4)}}
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("parents", [NODES, PAIRS])
 def test_where_nothing_spans_three_nodes_the_fleet_is_one_finding(parents):
     found = run_detector(hot(until=SINCE + 90), 220, graph=Topology(parents))

@@ -47,6 +47,7 @@ def test_a_warm_afternoon_gives_no_ticket(kelvin):
     assert {f.level for f in found} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_two_warm_afternoons_together_give_no_ticket_while_the_fans_run_as_usual():
     found = run_detector(lambda t: grown(t, RACK == 1, 5.0, 200), lambda t: grown(t, RACK == 1, 0.3, 200), 600)
     assert {f.level for f in found} <= {"suspect"}
@@ -78,6 +79,7 @@ def test_a_hall_that_warms_within_minutes_is_one_ticket(unit, kelvin, ramp):
     assert found[-1].entity == f"{unit}:h" if unit else found[-1].entity.startswith("rack:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("afternoon", [0.0, 2.3])
 def test_a_hall_that_is_as_warm_as_before_ends_its_finding_and_may_open_another(afternoon):
     def warmer(tick):

@@ -96,6 +96,7 @@ def test_a_pause_of_days_without_frames_ends_no_case():
     assert detector.cases[GPU]["away"] == 0
 
 
+@pytest.mark.slow
 def test_thousands_of_pages_that_hold_are_not_checked_without_events():
     detector = Xid()
     many = [f"gpu:x{k}.0" for k in range(500)]

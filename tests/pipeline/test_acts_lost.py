@@ -123,6 +123,7 @@ def test_a_node_that_kubernetes_itself_finds_unreachable_can_be_held(
     assert (found.out, found.absent, found.is_taken) == (True, absent, not absent)
 
 
+@pytest.mark.slow
 def test_a_release_that_slurm_refuses_until_the_node_registers_is_tried_for_minutes_and_stays_ours(
     world: World,
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_node_that_another_drained_right_after_its_release_is_left_to_them(wor
     assert world.scheduler.nodes["n03"].reason == "NHC: check_fs failed"
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("calls", range(8))
 def test_a_killed_executor_neither_repeats_nor_forgets_a_release(world: World, calls: int) -> None:
     hold = finish(world, "hold", "n03", "n11")

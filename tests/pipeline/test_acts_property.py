@@ -173,12 +173,12 @@ def run_sequences(folder: Path, examples: int, steps: int) -> None:
 
 
 def test_no_sequence_of_events_exceeds_the_limits_or_releases_what_we_did_not_hold(tmp_path: Path) -> None:
-    run_sequences(tmp_path, 8, 25)
+    run_sequences(tmp_path, 4, 20)
 
 
 @pytest.mark.slow
 def test_no_long_sequence_of_events_exceeds_the_limits(tmp_path: Path) -> None:
-    run_sequences(tmp_path, int(os.environ.get("FLEETPULSE_TEST_SEQUENCES", "20")), 60)
+    run_sequences(tmp_path, int(os.environ.get("FLEETPULSE_TEST_SEQUENCES", "12")), 60)
     print(COUNTS)  # noqa: T201 - the counts that docs/acts.md states
     assert COUNTS["commands"] > 100
     assert COUNTS["in burn-in"] > 0

@@ -89,6 +89,7 @@ def test_a_signed_request_names_act_verb_and_node_and_200_is_done(house: House, 
     assert body["note"].startswith("fleetpulse:ACT-1")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("status", [202, 408, 429, 500, 503])
 def test_not_yet_is_asked_again_with_the_same_id(house: House, tmp_path: Path, status: int) -> None:
     adapter = make_adapter(house, tmp_path)

@@ -149,6 +149,7 @@ def test_more_parents_than_the_bound_are_rejected(site):
     assert [rule for rule, _ in read_rejections(site)] == ["topology"]
 
 
+@pytest.mark.slow
 def test_a_store_with_inadmissible_rows_starts_without_them(site, caplog):
     site.send_events("n1", inventory("n1", {"node:n1": ["rack:a"]}))
     site.drain()
@@ -180,7 +181,7 @@ LINES = st.dictionaries(NAMES, st.lists(NAMES, max_size=3), max_size=5)
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=4))
 def test_a_pipeline_starts_on_every_accepted_topology(new_site, messages):
     """Every stored row is loaded at the start; none is skipped."""
@@ -418,6 +419,7 @@ def test_invented_signals_take_no_column_from_other_senders(site):
     assert {rule for rule, _ in read_rejections(site)} == {"signals"}
 
 
+@pytest.mark.slow
 def test_a_sender_over_its_signal_bound_keeps_its_known_signals(site):
     ingest = site.open()
     site.send_raw("n1", signals("n1", *(f"x.{i}" for i in range(MAX_PER_SENDER))))

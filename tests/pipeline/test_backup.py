@@ -324,6 +324,7 @@ class TestRestore:
         with pytest.raises(UsageError, match="is no backup"):
             run_restore(config_of(tmp_path / "new"), tmp_path, False, lambda _: None)
 
+    @pytest.mark.slow
     def test_a_store_that_a_pipeline_has_open_is_refused(self, filled, source):
         held = subprocess.Popen(
             [
@@ -343,6 +344,7 @@ class TestRestore:
         finally:
             held.communicate(b"")
 
+    @pytest.mark.slow
     def test_spools_keep_what_the_lost_store_had_read(self, filled, source, tmp_path):
         """The cursors of the lost store name messages that the restored one does not have."""
         for second in range(300, 400, 10):

@@ -59,6 +59,7 @@ def test_a_query_returns_columns_and_rows() -> None:
     assert requests == [("POST", "/api/v1/sql", None)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [(400, UsageError, 2), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)],

@@ -176,6 +176,8 @@ def test_an_event_of_a_clock_ahead_is_corrected_together_with_its_onset(harness:
     assert (found.time, found.data["since"]) == (T0, T0 - 2 * SECOND)
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_after_a_restart_the_nodes_and_their_last_arrivals_are_known(harness: ClockHarness) -> None:
     harness.send("a")
     harness.send("b", error=HOUR)
@@ -207,6 +209,8 @@ def send_with_delay(harness: ClockHarness, delay: int) -> dict[str, int]:
     return dict(harness.ingest.progress.clock_errors)
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_messages_that_wait_for_a_slow_disk_are_not_a_clock_behind(harness: ClockHarness) -> None:
     """A disk of 12 s once caused a ticket "clock 12 s behind" for a right clock, and moved its telemetry."""
     harness.send("a")
@@ -222,6 +226,8 @@ def test_messages_that_wait_for_a_slow_disk_are_not_a_clock_behind(harness: Cloc
     assert send_with_delay(harness, 12 * SECOND) == {"a": -12 * SECOND}, "without it nothing else explains the delay"
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_an_agent_that_never_reports_a_healthy_disk_hides_its_clock_error_for_an_hour(harness: ClockHarness) -> None:
     harness.send_event("a", Event(harness.clock, "node:a", "disk_slow", {"state": "active"}), harness.clock)
     harness.drain()
@@ -267,6 +273,8 @@ def count_clock_events(harness: ClockHarness) -> tuple[int, int]:
     return wrong, every - wrong
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_invented_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
     harness: ClockHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +322,8 @@ def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(harness: ClockHarn
     assert run_senders(harness, 5, ("a", 0), ("b", 3 * SECOND)) == harness.clock - SECOND - 3 * SECOND
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("linger", [1, 5, 10])
 def test_joined_ticks_close_a_frame_with_the_tick_at_its_end(harness: ClockHarness, linger: int) -> None:
     """Windows of agents end at multiples of the linger (agents/node/joining.py), frames at multiples of 10 s."""
@@ -327,6 +337,8 @@ def test_joined_ticks_close_a_frame_with_the_tick_at_its_end(harness: ClockHarne
             assert harness.ingest.senders.find_passed_time(harness.clock, 30 * SECOND) == harness.clock
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(harness: ClockHarness) -> None:
     run_senders(harness, 5, ("a", 0), ("b", 0))
     fell = harness.clock - SECOND
@@ -334,6 +346,8 @@ def test_a_silent_sender_delays_frames_for_ten_seconds_at_most(harness: ClockHar
     assert run_senders(harness, 2, ("a", 0)) == harness.clock - SECOND
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(("linger", "holds"), [(1, 10), (5, 10), (10, 15)])
 def test_a_silent_sender_that_joined_ticks_delays_frames_for_its_linger_and_five_seconds(
     harness: ClockHarness, linger: int, holds: int
@@ -385,6 +399,8 @@ def test_a_stall_of_the_pipeline_does_not_make_a_sender_slow(harness: ClockHarne
     )
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_after_a_restart_the_first_sender_does_not_close_the_frames_of_the_others(harness: ClockHarness) -> None:
     run_senders(harness, 15, ("a", 0), ("b", 0))
     last = harness.clock - SECOND
@@ -395,6 +411,8 @@ def test_after_a_restart_the_first_sender_does_not_close_the_frames_of_the_other
     assert run_senders(harness, 10, ("a", 0)) == harness.clock - SECOND
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_setting_our_clock_back_does_not_keep_a_lost_sender_alive(harness: ClockHarness) -> None:
     run_senders(harness, 5, ("a", 0), ("dead", 0))
     back = HOUR
@@ -407,6 +425,8 @@ def test_setting_our_clock_back_does_not_keep_a_lost_sender_alive(harness: Clock
     assert harness.ingest.progress.arrivals["a"] == harness.clock - SECOND
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_when_the_last_right_clock_is_silent_the_corrected_ones_are_evaluated(harness: ClockHarness) -> None:
     run_senders(harness, 5, ("a", -HOUR), ("right", 0))
     assert run_senders(harness, 60, ("a", -HOUR)) == harness.clock - SECOND
@@ -434,6 +454,8 @@ def send_from_fleet(
         harness.clock += 5 * SECOND
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_an_error_that_most_senders_share_is_one_report_without_a_sender(harness: ClockHarness) -> None:
     send_from_fleet(harness, 60, 0)
     send_from_fleet(harness, 120, -300 * SECOND)
@@ -442,6 +464,8 @@ def test_an_error_that_most_senders_share_is_one_report_without_a_sender(harness
     assert read_clock_events(harness) == [("site:all", -300.0), ("site:all", 0.0)]
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_shared_error_that_changes_is_reported_with_its_new_value(harness: ClockHarness) -> None:
     send_from_fleet(harness, 120, -45 * SECOND)
     send_from_fleet(harness, 120, -300 * SECOND)
@@ -450,11 +474,15 @@ def test_a_shared_error_that_changes_is_reported_with_its_new_value(harness: Clo
     assert {entity for entity, _ in reported} == {"site:all"}
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_clock_with_a_different_error_than_the_others_is_reported_separately(harness: ClockHarness) -> None:
     send_from_fleet(harness, 120, -300 * SECOND, ("odd", HOUR))
     assert sorted(read_clock_events(harness)) == [("node:odd", 3600.0), ("site:all", -300.0)]
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_with_two_senders_an_error_is_not_attributed_to_our_clock(harness: ClockHarness) -> None:
     send_from_fleet(harness, 120, HOUR, nodes="ab")
     assert sorted(read_clock_events(harness)) == [("node:a", 3600.0), ("node:b", 3600.0)]
@@ -466,6 +494,8 @@ def test_half_of_the_senders_are_not_a_majority(harness: ClockHarness) -> None:
     assert sorted(read_clock_events(harness)) == [("node:x", 3600.0), ("node:y", 3600.0)]
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_after_a_restart_reported_errors_stay_reported(harness: ClockHarness) -> None:
     send_from_fleet(harness, 120, -300 * SECOND, ("odd", HOUR))
     before = read_clock_events(harness)

@@ -112,6 +112,7 @@ def read_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "open_envelope", either)
 
 
+@pytest.mark.slow
 def test_the_spool_of_a_newer_agent_waits_for_the_upgrade_and_loses_nothing(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_the_spool_of_a_newer_agent_waits_for_the_upgrade_and_loses_nothing(
     assert site.rows(LOSSES) == [(0, 0)]
 
 
+@pytest.mark.slow
 def test_on_shared_partitions_messages_of_a_newer_agent_are_kept_whole_and_stored_after_the_upgrade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_decommissioned_node_is_not_looked_for_after_days_either(fleet):
     assert [cause for cause in open_incidents(fleet) if "n5" in cause] == []
 
 
+@pytest.mark.slow
 def test_most_nodes_decommissioned_and_switched_off_together_are_no_outage_of_the_site(fleet):
     for node in NODES[1:]:
         backend(fleet).decommission_node(node, "ada", REASON)
@@ -64,6 +65,7 @@ def test_most_nodes_decommissioned_and_switched_off_together_are_no_outage_of_th
     assert fleet.incidents() == []
 
 
+@pytest.mark.slow
 def test_its_open_incidents_resolve_with_the_reason(fleet):
     fleet.run(120, *NODES[:4])
     assert open_incidents(fleet) == ["node:n5"]
@@ -76,6 +78,7 @@ def test_its_open_incidents_resolve_with_the_reason(fleet):
     assert open_incidents(fleet) == []
 
 
+@pytest.mark.slow
 def test_it_leaves_the_counts_and_its_history_stays(fleet):
     assert backend(fleet).read_health()["sources"]["agents"] == 5
     rows = fleet.rows("SELECT count(*) FROM node WHERE entity = 'node:n5'")
@@ -87,6 +90,7 @@ def test_it_leaves_the_counts_and_its_history_stays(fleet):
     assert backend(fleet).read_counters()["fleetpulse_nodes_decommissioned"] == 1
 
 
+@pytest.mark.slow
 def test_what_it_still_sends_is_stored_and_counted_and_not_evaluated(fleet):
     backend(fleet).decommission_node("n5", "ada", REASON)
     before = fleet.rows("SELECT count(*) FROM node WHERE entity = 'node:n5'")[0][0]
@@ -119,6 +123,7 @@ def test_it_is_kept_over_restarts_and_returned_only_by_a_person(fleet):
         backend(fleet).return_node("n5", "bob")
 
 
+@pytest.mark.slow
 def test_it_can_be_repeated_and_asks_for_nothing_twice(fleet):
     first = backend(fleet).decommission_node("n5", "ada", REASON)
     again = backend(fleet).decommission_node("n5", "bob", "another reason")
@@ -126,6 +131,7 @@ def test_it_can_be_repeated_and_asks_for_nothing_twice(fleet):
     assert len(backend(fleet).list_decommissioned()) == 1
 
 
+@pytest.mark.slow
 def test_an_unknown_node_and_an_empty_reason_are_refused(fleet):
     with pytest.raises(UsageError, match="'n9': is not known"):
         backend(fleet).decommission_node("n9", "ada", REASON)
@@ -133,6 +139,7 @@ def test_an_unknown_node_and_an_empty_reason_are_refused(fleet):
         backend(fleet).decommission_node("n5", "ada", " ")
 
 
+@pytest.mark.slow
 def test_a_site_whose_last_nodes_are_decommissioned_is_not_silent(fleet):
     for node in NODES:
         backend(fleet).decommission_node(node, "ada", REASON)
@@ -141,6 +148,7 @@ def test_a_site_whose_last_nodes_are_decommissioned_is_not_silent(fleet):
     assert backend(fleet).list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_the_command_decommissions_lists_and_returns_over_the_api(fleet, tmp_path, capsys):
     stop = threading.Event()
     config = replace(fleet.service.config, api=sections.Api(port=0))

@@ -66,6 +66,7 @@ def test_a_host_name_that_does_not_resolve_is_reported() -> None:
     expect_problem(Kafka("broker.invalid:9092"), "unreachable", "broker.invalid", "resolve")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 def test_a_frozen_broker_takes_no_more_than_the_time_limit(frozen_listener: str, protocol: Any) -> None:
     begun = time.monotonic()
@@ -204,6 +205,7 @@ def problem_of(kafka: Kafka, client_errors: diagnosis.ClientErrors) -> BrokerPro
     return diagnosis.explain_failure(kafka, client_errors, failed.value)
 
 
+@pytest.mark.slow
 def test_a_client_without_a_broker_reports_its_own_errors(client_errors: diagnosis.ClientErrors) -> None:
     trouble = problem_of(Kafka(f"{HOST}:1"), client_errors)
     assert (trouble.kind, "refused" in trouble.text) == ("unreachable", True)
@@ -227,6 +229,7 @@ def test_a_client_with_the_wrong_certificate_authority_reports_it(
     assert problem_of(kafka_of(secure_kafka, ca_file=security.strangers_ca_file), client_errors).kind == "certificate"
 
 
+@pytest.mark.slow
 def test_a_handshake_is_not_repeated_at_each_failure(
     frozen_listener: str, client_errors: diagnosis.ClientErrors
 ) -> None:
@@ -275,6 +278,7 @@ def test_client_errors_are_bounded_and_cleared_after_recovery(client_errors: dia
     assert not client_errors.errors
 
 
+@pytest.mark.slow
 def test_a_client_in_an_outage_writes_nothing_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     problem_of(Kafka(f"{HOST}:1"), diagnosis.ClientErrors())
     assert capfd.readouterr() == ("", "")

@@ -115,6 +115,7 @@ def api_with(rows: list[tuple[object, ...]], config: Config) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_what_the_pipeline_rejects_of_other_senders_is_named(config: Config, tmp_path: Path) -> None:
     assert check_rejected(config).state == "info"
     with api_with([], config):

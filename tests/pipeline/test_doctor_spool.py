@@ -56,6 +56,7 @@ def test_a_stray_segment_is_reported_with_the_reason(config: Config) -> None:
     assert (found.state, found.found) == ("warn", f"{stray}: begins with record 0")
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_a_warning_and_a_hanging_one_a_failure(config: Config) -> None:
     filled_spool(config)
     release = threading.Event()

@@ -173,6 +173,7 @@ def test_a_fault_while_they_are_dropped_loses_neither_ranks_nor_learned_state(
     assert running.judge.sums[0] == learned + 20 * 5
 
 
+@pytest.mark.slow
 def test_a_new_process_drops_them_at_its_start(running: Running) -> None:
     live_through_two_jobs(running)
     work_on(running, 6)
@@ -186,6 +187,7 @@ def test_a_new_process_drops_them_at_its_start(running: Running) -> None:
     assert running.judge.sums[1] == learned + 20 * 5
 
 
+@pytest.mark.slow
 def test_a_reload_that_fails_after_the_ranks_is_done_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     live_through_two_jobs(running)
 

@@ -132,6 +132,7 @@ def test_a_finding_opens_an_incident_that_is_stored_with_it(site):
     assert history[0][2] == "opened"
 
 
+@pytest.mark.slow
 def test_results_are_not_stored_twice_after_a_restart(site):
     running = play_temperatures(site, [95] * 6)
     before = running.results()
@@ -187,6 +188,7 @@ def test_a_note_on_an_unknown_incident_is_refused(site):
         People(engine).comment("inc-nope", "ada", "?")
 
 
+@pytest.mark.slow
 def test_rows_that_an_older_version_stored_in_the_future_are_not_evaluated_after_a_restart(site):
     running = play_temperatures(site, [50] * 8)
     site.database.connection.execute("INSERT INTO hot_gpu (time, device) VALUES ('2199-01-01', 0)")
@@ -237,6 +239,7 @@ def test_signals_with_a_long_interval_are_present_between_two_samples():
     assert not seen.is_present("dimm:n1.mc0.dimm0")
 
 
+@pytest.mark.slow
 def test_results_that_could_not_be_written_are_written_later_and_evaluated_once(site, new_site, monkeypatch):
     temperatures = [50, 95, 95, 95, 95, 50]
     wanted = play_temperatures(new_site(), temperatures).results()

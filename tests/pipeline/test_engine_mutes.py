@@ -92,6 +92,7 @@ def test_a_finding_under_a_mute_has_the_mute_as_evidence_until_the_mute_ends(sit
     assert site.rows("SELECT max(score) FROM findings WHERE entity = 'gpu:n1.0'") == [(99.0,)], "the peak stays"
 
 
+@pytest.mark.slow
 def test_a_mute_survives_a_restart_and_expires(site):
     running = start_engine(site)
     People(running.engine).mute("hot", "gpu:n1.0", 60, "new paste", "ann")
@@ -116,6 +117,7 @@ class ReportsOnce(HotWithFeedback):
         return [Finding(frame.time, frame.time, e, "hot", "page", 1.0, f"{e} is gone", {"holds": True}) for e in new]
 
 
+@pytest.mark.slow
 def test_a_finding_reported_once_under_a_mute_is_reported_when_the_mute_ends_also_after_a_restart(site):
     running = start_engine(site, judge=ReportsOnce)
     People(running.engine).mute("hot", "*", 60, "new paste", "ann")
@@ -157,6 +159,7 @@ def test_recorded_findings_open_no_incident(site):
     assert site.rows("SELECT DISTINCT evidence ->> '$.mode' FROM findings") == [("record",)]
 
 
+@pytest.mark.slow
 def test_not_a_fault_resolves_the_incident_and_reaches_the_detector_once(site):
     running = start_engine(site)
     running.play(0, [95] * 5)
@@ -170,6 +173,7 @@ def test_not_a_fault_resolves_the_incident_and_reaches_the_detector_once(site):
     ]
 
 
+@pytest.mark.slow
 def test_feedback_survives_a_restart_before_it_was_evaluated(site):
     running = start_engine(site)
     running.play(0, [95] * 5)
@@ -236,6 +240,7 @@ class Calibrated(HotWithFeedback):
         return super().observe(frames)
 
 
+@pytest.mark.slow
 def test_a_version_of_the_calibration_is_kept_every_day(site):
     running = start_engine(site, judge=Calibrated)
     running.play(0, [50] * 20)
@@ -245,6 +250,7 @@ def test_a_version_of_the_calibration_is_kept_every_day(site):
     assert site.rows("SELECT version, action FROM calibrations ORDER BY version") == [(1, "learned"), (2, "learned")]
 
 
+@pytest.mark.slow
 def test_pinning_what_is_in_force_keeps_it_as_a_version_and_reaches_the_detectors_also_after_a_restart(site):
     running = start_engine(site, judge=Calibrated)
     running.play(0, [50] * 5)

@@ -54,6 +54,7 @@ def test_a_spool_is_private_with_all_its_files(tmp_path: Path) -> None:
     assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("open_umask")
 def test_init_creates_private_state(tmp_path: Path) -> None:
     """With the real command: the store's file and folders, the spool and the tokens."""
@@ -108,6 +109,7 @@ def test_the_fix_never_closes_a_folder_that_all_users_share(tmp_path: Path) -> N
     tmp_path.chmod(0o700)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_a_secret_readable_by_others_is_a_warning_of_doctor_and_at_start(tmp_path: Path, mode: int) -> None:
     token, key = tmp_path / "tokens", tmp_path / "key.pem"

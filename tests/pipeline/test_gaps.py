@@ -193,6 +193,7 @@ def test_many_dead_letters_are_committed_in_bounded_parts(store: StoreHarness, m
     assert store.rows("SELECT count(*) FROM dead_letter") == [(35,)]
 
 
+@pytest.mark.slow
 def test_many_gaps_of_one_sender_are_closed_without_a_statement_for_each(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(i) for i in range(0, 4000, 2)])
     store.drain()

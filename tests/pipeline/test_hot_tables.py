@@ -112,6 +112,7 @@ def test_all_rows_of_a_commit_for_one_table_are_one_statement(database, monkeypa
     ]
 
 
+@pytest.mark.slow
 def test_the_number_of_tables_is_bounded_and_further_sets_go_to_the_wide_one(database):
     sets = [numbered(100 * i, 20) for i in range(MAX_TABLES + 3)]
     append(database, *(gpu_rows(*signals) for signals in sets))
@@ -215,6 +216,7 @@ def test_new_rows_stand_beside_those_of_version_1_in_one_view(old_store):
 # --- latest rows ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_latest_rows_are_written_at_most_every_ten_seconds_and_found_again_after_a_kill(site):
     now = [NOW]
     ingest = opened(site, now)
@@ -257,6 +259,7 @@ SELECT d.id, epoch_us(max(g.time)), arg_max(g.temperature, g.time), arg_max(g.me
 FROM gpu g JOIN device d USING (entity) GROUP BY ALL ORDER BY ALL"""
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_after_any_kills_the_latest_rows_are_those_of_the_store(new_site, steps):
@@ -376,6 +379,7 @@ def test_a_failed_step_is_repeated_without_a_pause(site, waiting, monkeypatch):
     assert waiting.step() == 1
 
 
+@pytest.mark.slow
 def test_the_offset_row_of_each_partition_is_the_newest_of_its_commits(site):
     for second in range(3):
         site.send("n1", T0 + second * SECOND)

@@ -467,6 +467,7 @@ def test_a_frame_that_was_already_seen_changes_nothing(case: Case) -> None:
     assert case.desk.observe(case.time - STEP, [found("gpu:n2.2", "sdc")]) == []
 
 
+@pytest.mark.slow
 def test_memory_for_resolved_incidents_is_bounded() -> None:
     case = Case(Topology())
     case.report_findings(*(found(f"gpu:n{n}.0", "sdc", "suspect") for n in range(MAX_RESOLVED + 50)))
@@ -533,6 +534,7 @@ def check_desk(desk: Desk) -> None:
     assert len(causes) == len(set(causes)), "two open incidents for one cause"
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_one_cause_never_has_two_open_incidents_and_the_order_within_a_frame_does_not_matter(seed: int) -> None:

@@ -58,6 +58,7 @@ def test_a_message_that_is_not_a_batch_becomes_a_dead_letter_and_reading_continu
     assert b"not a zstd frame" in payload
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("device_class", "signal", "values", "reason"),
     [
@@ -229,7 +230,7 @@ def test_any_script_of_batches_poison_and_restarts_stores_each_batch_once(new_si
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPTS)
 def test_many_scripts_of_batches_poison_and_restarts_store_each_batch_once(new_site, script):
     check_script(new_site, script)

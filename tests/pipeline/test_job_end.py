@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from agents.collector import Collector, Device
 from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training.training import Training
@@ -181,6 +183,7 @@ def test_a_job_that_ends_while_its_agent_is_down_is_removed_from_its_gpu(tmp_pat
     assert compute_blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
 
 
+@pytest.mark.slow
 def test_a_job_of_the_collector_is_in_the_store_and_in_the_api_until_it_ends(site: Site, tmp_path: Path) -> None:
     tree = ProcTree(tmp_path / "proc")
     environment = {"SLURM_JOB_ID": "81", "SLURM_STEP_ID": "0", "PIPELINE_STAGE": "1", "CUDA_VISIBLE_DEVICES": "3"}

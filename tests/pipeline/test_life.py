@@ -55,6 +55,7 @@ def test_an_acknowledged_ticket_stays_acknowledged(site):
     assert site.state(ticket) == "acknowledged"
 
 
+@pytest.mark.slow
 def test_an_acknowledgement_can_have_another_end_or_none(site):
     one, two = site.report("gpu:n0.0"), site.report("gpu:n5.0")
     site.people.acknowledge(one, ANN, "lunch", hours=0.5)
@@ -95,6 +96,7 @@ def test_assigning_keeps_the_state_and_survives_a_restart(site):
     assert len(site.alerts()) == 1
 
 
+@pytest.mark.slow
 def test_a_page_that_nobody_takes_is_escalated_step_by_step_and_acknowledging_stops_it(tmp_path):
     steps = (EscalationStep(5.0, ("boss",)), EscalationStep(15.0, ("on-call", "boss")))
     site = LivingSite(tmp_path / "s.duckdb", Incidents(escalation=steps))
@@ -131,6 +133,7 @@ def test_a_silenced_incident_opens_without_an_alert_and_is_sent_when_the_silence
 PAGE_OVER_TICKET = InhibitRule(('severity="critical"',), ('severity="warning"',), ("rack",))
 
 
+@pytest.mark.slow
 def test_the_history_says_which_rule_and_which_incident_inhibit_an_alert_and_until_when(tmp_path):
     site = LivingSite(tmp_path / "s.duckdb", inhibit_rules=(PAGE_OVER_TICKET,))
     ticket = site.report("gpu:n0.0", level="ticket")
@@ -241,6 +244,7 @@ def test_an_incident_with_members_outside_the_maintenance_window_is_not_silenced
     assert site.state(page) == "open"
 
 
+@pytest.mark.slow
 def test_pages_after_the_twentieth_in_ten_minutes_are_one_storm_page(tmp_path):
     site = LivingSite(tmp_path / "s.duckdb")
     first = [site.report(f"host:h{i}") for i in range(20)]
@@ -279,6 +283,7 @@ def flap(site, entity, times):
         site.report(entity)
 
 
+@pytest.mark.slow
 def test_an_incident_that_flaps_stays_open_until_it_was_quiet_for_longer(site):
     page = site.report("gpu:n0.0")
     flap(site, "gpu:n0.0", 3)
@@ -333,6 +338,7 @@ def test_missing_telemetry_never_resolves_an_incident(site):
     assert site.state(page) == "resolved"
 
 
+@pytest.mark.slow
 def test_a_person_reopens_an_incident_also_one_of_long_ago_and_only_a_person_resolves_it(site):
     page = site.report("gpu:n0.0")
     site.people.resolve(page, ANN, "swapped")
@@ -348,6 +354,7 @@ def test_a_person_reopens_an_incident_also_one_of_long_ago_and_only_a_person_res
     assert site.kinds(page) == ["opened", "resolved", "reopened", "resolved"]
 
 
+@pytest.mark.slow
 def test_what_was_merged_by_a_person_stays_merged_and_its_findings_move(site):
     one, two = site.report("gpu:n0.0"), site.report("gpu:n5.0")
     kept = site.people.merge(one, [two], ANN, "same firmware")
@@ -468,6 +475,7 @@ def history(site):
     return rows.fetchall()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=3, max_size=25))
 def test_any_life_has_an_immutable_history_from_which_its_state_follows(tmp_path_factory, steps):
@@ -526,6 +534,7 @@ def make_version_3(path):
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_store_of_version_3_opens_with_its_mutes_as_silences_and_its_acknowledgements(tmp_path):
     site = LivingSite(tmp_path / "s.duckdb")
     page = site.report("gpu:n0.0")
@@ -557,6 +566,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_what_was_answered_before_a_kill_is_there_after_it_with_its_audit(tmp_path):
     root = Path(__file__).parents[2]
     words = [sys.executable, "-c", CHILD, str(tmp_path / "s.duckdb")]

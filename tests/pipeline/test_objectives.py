@@ -145,6 +145,7 @@ def by_name(report: dict[str, Any], name: str, scope: str = "") -> dict[str, Any
     return found
 
 
+@pytest.mark.slow
 def test_goodput_of_the_fleet_is_as_by_hand(report: dict[str, Any]) -> None:
     total = 32 * 720 + 16 * 240  # 26,880 GPU-hours that jobs held
     lost = 32 * 6 + 32 * 0.2 * 10 + 16 * 2  # 288

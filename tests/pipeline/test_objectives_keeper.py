@@ -69,6 +69,7 @@ def minute(service: Service, keeper: ObjectivesKeeper) -> None:
     service.site.step()  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.slow
 def test_a_burning_budget_becomes_an_incident_that_resolves_by_itself(service: Service) -> None:
     keeper = ObjectivesKeeper(service)  # type: ignore[arg-type] # the parts of a service that it uses
     add_job(service.site, 8.0)  # all eight GPUs of an hour, in one minute

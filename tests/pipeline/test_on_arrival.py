@@ -99,6 +99,7 @@ def test_a_fatal_xid_that_is_forty_seconds_late_pages_once(arrival_engine: Arriv
     assert arrival_engine.engine.framer.late == {"events": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [40, 3600])
 def test_an_xid_evaluated_with_its_frame_is_evaluated_however_late(arrival_engine: ArrivalEngine, late: int) -> None:
     arrival_engine.run(0, 2 + late // 10)

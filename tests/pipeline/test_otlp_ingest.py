@@ -126,6 +126,7 @@ def test_nobody_reports_another_nodes_device(store: Harness) -> None:
     assert store.rows("SELECT rule FROM dead_letter") == [("owner",)]
 
 
+@pytest.mark.slow
 def test_of_a_node_with_an_agent_only_custom_signals_are_stored(store: Harness) -> None:
     store.log.add(ONE, [one_row("n1", EPOCH, 0, T0)])
     store.drain()

@@ -35,6 +35,7 @@ def test_an_alert_is_delivered_once_and_then_its_resolve(harness: NotifierHarnes
     assert harness.rows() == [("firing", "delivered", 1), ("resolved", "delivered", 1)]
 
 
+@pytest.mark.slow
 def test_retry_after_is_respected(harness: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [502, 502, 502]
     harness.write_change("opened")

@@ -28,6 +28,7 @@ def test_a_refused_page_arrives_when_the_receiver_is_repaired(
     assert [row[:2] for row in harness.rows()] == [("firing", "delivered"), ("resolved", "delivered")]
 
 
+@pytest.mark.slow
 def test_a_failed_receiver_is_probed_every_five_seconds_and_later_every_thirty(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_failed_receiver_is_probed_every_five_seconds_and_later_every_thirty(
     assert harness.rows() == [("firing", "pending", 3)], "a probe does not count as an attempt of the message"
 
 
+@pytest.mark.slow
 def test_a_recovered_receiver_gets_all_alerts_immediately_with_the_oldest_page_first(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_restart_probes_a_failed_receiver_immediately(harness: NotifierHarness
     assert harness.rows()[0][1] == "delivered"
 
 
+@pytest.mark.slow
 def test_a_refused_page_is_reported_by_readiness_and_to_the_other_receivers(
     tmp_path: Path, receivers: Callable[[], Receiver]
 ) -> None:

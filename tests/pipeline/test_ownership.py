@@ -155,6 +155,7 @@ def test_future_timestamps_do_not_take_over_an_entity(site):
     assert site.drain().rejected["owner"] == 1
 
 
+@pytest.mark.slow
 def test_an_owner_that_removes_an_entity_from_its_inventory_can_be_replaced_immediately(site):
     send_blocks(site, "row3", NOW, coolant=("cdu:c1",))
     inventory(site, "row3", NOW, {"cdu:c1": ()})
@@ -217,6 +218,7 @@ def test_an_invalid_rule_is_refused_at_the_start(table):
 # --- ranks and jobs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rank_belongs_to_the_node_that_runs_it_and_moves_once_it_ended_there(site):
     placed = {"rank:81.0": {"gpu": "gpu:h1.0"}}
     site.send_events("h1", Event(NOW, "job:81", "job_start", {"ranks": placed}))
@@ -326,6 +328,7 @@ def test_an_inventory_in_the_name_of_another_node_is_rejected_as_a_whole(site):
     assert len(reasons(site)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entity", ["gpu:h2.0", "cdu:c1", "rank:81.0"])
 def test_an_event_of_another_senders_entity_is_rejected(site, entity):
     site.send("h2", NOW)

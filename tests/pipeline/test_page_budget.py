@@ -131,6 +131,7 @@ def started(site, **settings):
     return running
 
 
+@pytest.mark.slow
 def test_a_detector_whose_pages_end_without_harm_or_action_opens_tickets_also_after_a_kill(site):
     running = started(site)
     running.page_once("n1")
@@ -161,6 +162,7 @@ def test_a_page_that_somebody_acknowledged_costs_nothing(site):
     assert site.rows("SELECT count(*) FROM wrong_pages") == [(0,)]
 
 
+@pytest.mark.slow
 def test_pages_marked_as_not_a_fault_count_at_once_and_a_reset_forgets_them(site):
     running = started(site)
     for node in ("n1", "n2"):

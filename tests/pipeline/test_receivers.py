@@ -173,6 +173,7 @@ def test_every_receiver_takes_a_message_of_an_older_version(endpoint: Endpoint, 
     assert endpoint.send(dataclasses.replace(plain, body=body), CALL).outcome == "delivered"
 
 
+@pytest.mark.sample(every=3)
 def test_every_receiver_takes_a_storm_in_one_message(endpoint: Endpoint, service: Service) -> None:
     alerts = [alert(i, rack=f"r{i % 9}") for i in range(5000)]
     assert endpoint.send(message(alerts=alerts), CALL).outcome == "delivered"

@@ -43,6 +43,7 @@ def test_a_new_site_whose_telemetry_is_all_rejected_is_not_ready_with_the_reason
     assert PipelineBackend(line.service).read_health()["stalled"] is True
 
 
+@pytest.mark.slow
 def test_a_known_fleet_without_an_admitted_message_for_a_minute_is_not_ready_with_the_reason(
     line: SilencePipeline,
 ) -> None:
@@ -61,6 +62,7 @@ def test_readiness_returns_with_the_first_admitted_message(line: SilencePipeline
     assert line.service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_a_single_rejected_sender_does_not_change_readiness_and_its_silence_names_the_rule(
     line: SilencePipeline,
 ) -> None:
@@ -79,6 +81,7 @@ def test_messages_that_were_rejected_once_do_not_change_readiness(line: SilenceP
     assert line.service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_one_rejected_sender_among_agents_that_send_once_a_minute_does_not_change_readiness(
     line: SilencePipeline,
 ) -> None:
@@ -88,6 +91,7 @@ def test_one_rejected_sender_among_agents_that_send_once_a_minute_does_not_chang
         assert line.service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_a_rejected_message_without_a_known_sender_makes_no_event(line: SilencePipeline) -> None:
     run(line, 60, ("ghost",), "n1")
     assert line.rows("SELECT count(*) FROM events") == [(0,)]

@@ -35,6 +35,7 @@ def windows(site):
     return {s.reason: (s.state(site.now), str(s.matchers[0])) for s in site.people.list_silences("maintenance")}
 
 
+@pytest.mark.slow
 def test_a_reservation_is_a_window_once_and_follows_its_changes(site):
     first = reservation(site)
     assert apply_reservations(site.people, [first]) == 1

@@ -1,6 +1,7 @@
 """Retention of the store: devices and entities without reports for a long time are dropped."""
 
 import numpy as np
+import pytest
 
 from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
@@ -54,6 +55,7 @@ def send_devices(site, time, *entities):
     site.send_raw("n1", wire.encode(Batch(Origin("local", "n1", b"b" * 16), np.array([time]), (block,))))
 
 
+@pytest.mark.slow
 def test_many_silent_devices_are_dropped_and_the_others_keep_ids_and_rows(site, monkeypatch):
     monkeypatch.setattr(retention, "MIN_SILENT_DEVICES", 2)
     send_devices(site, T0, "gpu:n1.0", "gpu:n1.1", "gpu:n1.2", "gpu:n1.3")

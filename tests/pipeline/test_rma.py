@@ -107,6 +107,7 @@ def packet(database: Database) -> dict[str, Any]:
     return collect_packet(database.connection, TOPOLOGY, subject, 24, NOW, "site-1")
 
 
+@pytest.mark.slow
 def test_the_packet_has_identity_errors_counters_peers_and_tests(packet: dict[str, Any]) -> None:
     gpu = packet["identity"][0]
     assert (gpu["name"], gpu["serial"], gpu["slot"], gpu["vbios"]) == ("GPU 2 of n1", "1652923", 3, "96.00.61")

@@ -66,6 +66,7 @@ def rolled(store: Seal, step: int) -> list[tuple[object, ...]]:
     )
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("step", [60, 600])
 def test_a_rollup_is_the_same_from_recent_and_sealed_rows_and_merged_days(store, step):
     wanted = expected(store, step)
@@ -76,6 +77,7 @@ def test_a_rollup_is_the_same_from_recent_and_sealed_rows_and_merged_days(store,
     assert rolled(store, step) == wanted
 
 
+@pytest.mark.slow
 def test_late_rows_of_a_sealed_interval_are_added_up(store):
     store.sealer.seal(T0 + 2 * HOUR)
     store.add(T0 + 30 * SECOND, 60, temperature=np.full(60 * GPUS, 99, "f4"))
@@ -85,6 +87,7 @@ def test_late_rows_of_a_sealed_interval_are_added_up(store):
     assert rolled(store, 600) == wanted
 
 
+@pytest.mark.slow
 def test_sql_reads_rollups(store):
     store.sealer.seal(T0 + 2 * HOUR)
     runner = QueryRunner(store.database.cursor, Api(sql_seconds=60.0))

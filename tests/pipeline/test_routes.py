@@ -151,6 +151,7 @@ def run_for(harness: NotifierHarness, seconds: int, step: int = 1) -> None:
         harness.send_due(step)
 
 
+@pytest.mark.slow
 def test_a_group_waits_then_reports_changes_at_its_interval_and_repeats(
     grouped: NotifierHarness, receiver: Receiver
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_group_waits_then_reports_changes_at_its_interval_and_repeats(
     assert {row[1] for row in grouped.rows()} == {"delivered"}
 
 
+@pytest.mark.slow
 def test_a_group_without_changes_is_repeated(grouped: NotifierHarness, receiver: Receiver) -> None:
     grouped.write_change("opened")
     run_for(grouped, 9 * 3600, 60)
@@ -195,6 +197,7 @@ def test_an_alert_that_ends_within_group_wait_is_never_sent(grouped: NotifierHar
     assert {row[1] for row in grouped.rows()} == {"muted"}
 
 
+@pytest.mark.slow
 def test_what_waits_for_its_receiver_is_not_repeated(grouped: NotifierHarness, receiver: Receiver) -> None:
     receiver.statuses = [503] * 2000
     grouped.write_change("opened")

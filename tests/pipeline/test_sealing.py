@@ -95,6 +95,7 @@ def store(tmp_path):
 # --- rows move, the view does not change ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_full_hours_move_to_files_and_the_view_shows_the_same_rows(store):
     store.add(T0, 200)
     before, types = store.view(), store.database.connection.sql("FROM gpu LIMIT 0").types
@@ -272,6 +273,7 @@ def test_files_of_a_lost_store_are_kept_aside(store):
 # --- in the loop of the pipeline ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_moved_store_reads_its_files_at_their_new_place(store, tmp_path):
     """Views name files by their whole path, and are not created again at each start."""
     store.add(T0, 60)
@@ -313,6 +315,7 @@ def test_a_stop_during_the_copy_has_no_effect(store):
 # --- days, expiry ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_of_a_day_that_is_over_are_merged_and_removed_later(store):
     store.add(T0, 239)
     store.add(T0 + 5 * HOUR, 5)
@@ -344,6 +347,7 @@ def test_files_expire_by_age_and_rollups_later(tmp_path):
     store.database.close()
 
 
+@pytest.mark.slow
 def test_files_expire_by_bytes_the_oldest_rows_first(tmp_path):
     store = Seal(tmp_path)
     store.add(T0, 180)
@@ -364,6 +368,7 @@ def test_files_expire_by_bytes_the_oldest_rows_first(tmp_path):
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sql_reads_sealed_rows_and_no_file_by_itself(store):
     store.add(T0, 120)
     store.sealer.seal(T0 + HOUR)

@@ -106,6 +106,7 @@ def test_messages_sent_ahead_by_an_impostor_do_not_make_those_of_the_node_duplic
     ]
 
 
+@pytest.mark.slow
 def test_many_such_messages_with_future_times_and_a_restart_do_not_either(bench):
     ahead = 3 * WINDOW
     bench.log.add(ONE, [message("h2", 0, 40.0)], appended=NOW)

@@ -149,6 +149,7 @@ def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     assert service.compute_watermark() == service.clock() - 20 * SECOND
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_commit_is_reported_and_survived(site, service, monkeypatch):
     service.start_engine()
     site.send("n1", T0)
@@ -240,6 +241,7 @@ def test_metrics_count_incoming_messages(site, service):
     assert counters['fleetpulse_detector_errors_total{detector="nothing"}'] == 2
 
 
+@pytest.mark.slow
 def test_the_number_of_metrics_does_not_depend_on_the_number_of_nodes(site, service):
     service.start_engine()
     site.send("n0", T0)
@@ -328,6 +330,7 @@ def test_a_fault_in_evaluation_is_reported_and_storing_continues(site, service, 
     assert site_rows(service, "SELECT count(*) FROM gpu") == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["live", "at the start"])
 def test_the_stop_does_not_wait_for_the_evaluation_of_a_backlog_and_the_next_start_evaluates_it(site, service, when):
     """Six hours of history took longer than the three seconds after which a supervisor kills the process."""
@@ -368,6 +371,7 @@ def site_rows(service, query):
     return service.database.connection.execute(query).fetchall()[0][0]
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_the_silent_nodes(site, service):
     service.start_engine()
     site.send("n1", T0)
@@ -409,6 +413,7 @@ def test_the_detectors_are_listed_with_their_modes(site):
         made.close()
 
 
+@pytest.mark.slow
 def test_the_loop_seals_hours_older_than_hot_hours_and_the_view_stays_the_same(site):
     table = {
         "store": {"path": str(site.folder / "store.duckdb"), "hot_hours": 1.0},

@@ -118,6 +118,7 @@ def test_a_new_site_without_agents_is_ready_and_quiet(line: SilencePipeline) -> 
     assert line.service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watchdog_stops(
     line: SilencePipeline,
 ) -> None:
@@ -129,6 +130,7 @@ def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watch
     assert line.service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_a_restart_is_not_silence_and_a_silence_across_it_pages(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.restart(3600)
@@ -150,6 +152,7 @@ def test_a_restart_during_silence_does_not_page_twice_and_detects_its_end(line: 
     assert line.incidents() == [("site:local", "page", "resolved")]
 
 
+@pytest.mark.slow
 def test_a_restart_does_not_page_twice_if_the_agents_were_stored_one_after_another(line: SilencePipeline) -> None:
     for _ in range(12):
         for node in NODES:
@@ -162,6 +165,7 @@ def test_a_restart_does_not_page_twice_if_the_agents_were_stored_one_after_anoth
     assert line.rows("SELECT kind, count(*) FROM events GROUP BY kind") == [("site_silent", 1)]
 
 
+@pytest.mark.slow
 def test_a_site_whose_clocks_are_set_back_is_not_silent(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     for step in range(24):
@@ -176,6 +180,7 @@ def test_a_site_whose_clocks_are_set_back_is_not_silent(line: SilencePipeline) -
     assert line.incidents() == []
 
 
+@pytest.mark.slow
 def test_a_wall_clock_that_jumps_makes_no_sender_silent(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = 7200
@@ -185,6 +190,7 @@ def test_a_wall_clock_that_jumps_makes_no_sender_silent(line: SilencePipeline) -
     assert line.incidents() == []
 
 
+@pytest.mark.slow
 def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: SilencePipeline) -> None:
     line.run(5, "n1")
     line.run(25)
@@ -212,6 +218,7 @@ def test_a_node_that_stays_silent_when_its_site_returns_is_a_separate_incident(l
     assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "resolved")]
 
 
+@pytest.mark.slow
 def test_a_node_lost_soon_after_its_site_returned_is_an_incident(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(60)
@@ -229,11 +236,13 @@ def run_minutes(line: SilencePipeline, count: int) -> None:
         line.run(45)
 
 
+@pytest.mark.slow
 def test_a_new_site_of_agents_that_send_once_a_minute_is_not_silent_in_between(line: SilencePipeline) -> None:
     run_minutes(line, 4)
     assert line.incidents() == []
 
 
+@pytest.mark.slow
 def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: SilencePipeline) -> None:
     run_minutes(line, 4)
     line.restart()
@@ -246,6 +255,7 @@ def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: Sil
     assert line.incidents()[-1] == ("site:local", "page", "open")
 
 
+@pytest.mark.slow
 def test_during_a_minute_of_evaluation_no_sender_becomes_silent(
     line: SilencePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +279,7 @@ def test_during_a_minute_of_evaluation_no_sender_becomes_silent(
     assert line.incidents() == [("site:local", "page", "open")]
 
 
+@pytest.mark.slow
 def test_a_wall_clock_set_back_by_half_an_hour_is_not_a_reason_to_be_ready(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = -1800
@@ -277,6 +288,7 @@ def test_a_wall_clock_set_back_by_half_an_hour_is_not_a_reason_to_be_ready(line:
     assert "clock was set back" in reason
 
 
+@pytest.mark.slow
 def test_after_a_wall_clock_set_back_by_hours_evaluation_continues(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.jump = -7200
@@ -285,6 +297,7 @@ def test_after_a_wall_clock_set_back_by_hours_evaluation_continues(line: Silence
     assert line.incidents() == []
 
 
+@pytest.mark.slow
 def test_sites_are_evaluated_separately(line: SilencePipeline) -> None:
     for _ in range(12):
         line.run(5, "a1", "a2", site="north")
@@ -299,6 +312,7 @@ def test_sites_are_evaluated_separately(line: SilencePipeline) -> None:
     assert line.incidents() == [("site:south", "page", "open")], "a silent node of a silent site belongs to its page"
 
 
+@pytest.mark.slow
 def test_messages_read_late_do_not_make_the_unread_senders_silent(
     line: SilencePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +325,7 @@ def test_messages_read_late_do_not_make_the_unread_senders_silent(
     assert line.incidents() == []
 
 
+@pytest.mark.slow
 def test_the_page_names_what_the_silent_agents_share(line: SilencePipeline) -> None:
     for node in NODES:
         line.inventory(node, ("leaf:l1", f"rack:r{node}"))
@@ -320,6 +335,7 @@ def test_the_page_names_what_the_silent_agents_share(line: SilencePipeline) -> N
     assert line.rows("SELECT summary FROM incidents") == [("Site local: all 5 agents silent, shared: leaf switch l1",)]
 
 
+@pytest.mark.slow
 def test_the_page_reports_an_upgrade_of_the_agents(line: SilencePipeline) -> None:
     for node in NODES:
         line.inventory(node, agent="1.0")
@@ -331,6 +347,7 @@ def test_the_page_reports_an_upgrade_of_the_agents(line: SilencePipeline) -> Non
     assert line.evidence()["shares"] == "agents upgraded to 1.1"
 
 
+@pytest.mark.slow
 def test_the_page_names_an_unreadable_transport(line: SilencePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     line.run(60, *NODES)
     monkeypatch.setattr(line.service.transport, "find_problem", lambda: "kafka k1:9092: no answer")
@@ -341,6 +358,7 @@ def test_the_page_names_an_unreadable_transport(line: SilencePipeline, monkeypat
     ]
 
 
+@pytest.mark.slow
 def test_a_mute_of_the_detector_suppresses_the_page(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     assert line.service.engine is not None
@@ -350,6 +368,7 @@ def test_a_mute_of_the_detector_suppresses_the_page(line: SilencePipeline) -> No
     assert line.evidence()["muted"]["reason"] == "moving"
 
 
+@pytest.mark.slow
 def test_a_page_whose_write_failed_is_written_later(line: SilencePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     line.run(60, *NODES)
     line.run(30)
@@ -364,6 +383,7 @@ def test_a_page_whose_write_failed_is_written_later(line: SilencePipeline, monke
     assert line.incidents() == [("site:local", "page", "open")]
 
 
+@pytest.mark.slow
 def test_a_replay_of_the_stored_events_gives_the_same_findings(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     line.run(60)
@@ -390,6 +410,7 @@ def test_a_title_has_at_most_80_characters(line: SilencePipeline) -> None:
     assert len(found.summary) <= 80
 
 
+@pytest.mark.slow
 def test_threads_may_check_for_silence_while_nodes_are_added() -> None:
     watch = SiteSilenceWatch({}, lambda node: "s", {})
     wrong: list[Exception] = []
@@ -413,6 +434,7 @@ def test_threads_may_check_for_silence_while_nodes_are_added() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_a_wall_clock_set_forward_by_a_month_deletes_no_telemetry(line: SilencePipeline) -> None:
     line.run(60, *NODES)
     [(before,)] = line.rows("SELECT count(*) FROM node")

@@ -103,6 +103,7 @@ def telemetry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Telemetry]:
         yield made
 
 
+@pytest.mark.slow
 def test_soak_and_burn_in_follow_what_the_nodes_sent(telemetry: Telemetry) -> None:
     hold = telemetry.act("hold", 300)
     assert hold.state == "verified"

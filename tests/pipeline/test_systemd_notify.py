@@ -131,6 +131,7 @@ sys.exit(run(Config(agent=Agent("n1", 0.1), spool=Spool(Path(sys.argv[1]))), col
 """
 
 
+@pytest.mark.slow
 def test_the_agent_notifies_ready_alive_from_its_loop_and_stopping(manager: Manager, tmp_path: Path) -> None:
     listener = manager(address := str(tmp_path / "notify"))
     listener.setblocking(True)

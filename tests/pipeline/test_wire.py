@@ -596,6 +596,7 @@ def make_bombs() -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_costs_no_more_than_the_bound() -> None:
     for name, bomb in make_bombs().items():
         message = wire.seal(bomb, wire.TELEMETRY_KIND, EPOCH, 1, 2)

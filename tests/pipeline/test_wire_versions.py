@@ -52,6 +52,7 @@ def join(batches: Sequence[Batch], size: int) -> list[Batch]:
     return [join_batches(batches[first : first + size]) for first in range(0, len(batches), size)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("size", [1, 5, 7, 20])
 def test_joined_ticks_are_stored_as_messages_of_one_tick_of_an_old_agent(
     new_site: Callable[[], Site], monkeypatch: pytest.MonkeyPatch, size: int

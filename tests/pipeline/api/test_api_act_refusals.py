@@ -108,6 +108,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("case", CASES)
 def test_an_attempt_without_the_right_is_refused_with_a_row_of_the_audit(case, served):
     attempt, status = CASES[case]
@@ -117,6 +118,7 @@ def test_an_attempt_without_the_right_is_refused_with_a_row_of_the_audit(case, s
     assert served.scheduler.log == []
 
 
+@pytest.mark.slow
 def test_a_copied_owner_mark_is_refused_with_exit_code_4(served, monkeypatch, capsys):
     mark = held(served)["mark"]
     served.scheduler.by_hand("n07", True, f"{mark} looks like ours")
@@ -213,6 +215,7 @@ def test_an_executor_with_another_token_is_refused_with_exit_code_4(served, tmp_
     assert list_audit(served.site.database.connection)[0]["outcome"] == "refused"
 
 
+@pytest.mark.slow
 def test_a_forged_owner_mark_is_not_released_over_the_api_either(served):
     mark = held(served)["mark"]
     served.scheduler.by_hand("n07", True, f"{mark} looks like ours")

@@ -100,6 +100,7 @@ def served(tmp_path, monkeypatch):
     made.close()
 
 
+@pytest.mark.slow
 def test_a_person_proposes_another_approves_and_the_executor_holds_over_http(served):
     act = served.propose(token="dashboard", person="alice")
     assert (act["state"], act["requested_by"], act["by_person"]) == ("awaiting_approval", "alice", True)
@@ -127,6 +128,7 @@ def test_what_an_act_waits_for_is_told_over_http(served):
     ]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("token", ["viewer", "operator", "admin", "executor"])
 def test_no_token_approves(served, token):
     act = served.propose()
@@ -204,6 +206,7 @@ def test_a_second_executor_is_refused_while_one_is_at_work(served):
         RemoteBoard(other).claim("other")
 
 
+@pytest.mark.slow
 def test_objectives_and_the_rma_packet_over_http_and_by_command(served, monkeypatch, capsys, tmp_path):
     incident = served.site.report("gpu:n1.2")
     monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["viewer"])

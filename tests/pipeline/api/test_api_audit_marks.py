@@ -67,6 +67,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("what", TAMPERED)
 def test_the_chain_finds(what, served, capsys):
     write_rows(served)
@@ -78,6 +79,7 @@ def test_the_chain_finds(what, served, capsys):
     assert (code, said in text) == (1, True), text
 
 
+@pytest.mark.slow
 def test_removed_newest_rows_are_found_by_a_mark_alone(served, capsys):
     mark = write_rows(served)
     assert verify(served, capsys, "--mark", mark)[0] == 0
@@ -87,6 +89,7 @@ def test_removed_newest_rows_are_found_by_a_mark_alone(served, capsys):
     assert (code, "the newest rows were removed" in text) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_chain_that_was_calculated_again_is_found_by_a_mark_alone(served, capsys):
     mark = write_rows(served)
     served.site.database.connection.execute("UPDATE audit SET actor = 'mallory' WHERE number = 2")
@@ -96,6 +99,7 @@ def test_a_chain_that_was_calculated_again_is_found_by_a_mark_alone(served, caps
     assert (code, "the audit was written again" in text) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_mark_older_than_the_rows_that_are_kept_says_so_and_nonsense_is_refused(served, capsys):
     write_rows(served)
     served.site.database.connection.execute("DELETE FROM audit WHERE number < 4")

@@ -82,6 +82,7 @@ def test_a_change_that_cannot_be_made_is_refused(client: httpx.Client, body: dic
     assert client.post(PATH, json=body).status_code == status
 
 
+@pytest.mark.slow
 def test_the_command_shows_exports_pins_and_lists(command: Call, version: int, tmp_path: Path) -> None:
     code, out, err = command()
     assert (code, err) == (0, "")

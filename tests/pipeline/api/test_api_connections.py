@@ -103,6 +103,7 @@ def test_clients_that_connect_while_the_server_is_busy_wait_in_the_kernel_queue_
             open_ones.enter_context(socket.create_connection(("127.0.0.1", serving.port), 0.9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [
@@ -120,6 +121,7 @@ def test_a_request_that_does_not_arrive_in_full_in_time_is_dropped(serving: ApiS
     assert time.monotonic() - begun < 3.0
 
 
+@pytest.mark.slow
 def test_sending_single_bytes_does_not_extend_the_deadline(serving: ApiServer) -> None:
     """Slowloris: each byte is in time, the request is not."""
     with connect(serving, b"GET /healthz HTTP/1.1\r\n") as connection:
@@ -147,6 +149,7 @@ def send_slowly(connection: socket.socket) -> None:
                 raise EOFError
 
 
+@pytest.mark.slow
 def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: ApiServer) -> None:
     with connect(serving, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -154,6 +157,7 @@ def test_the_second_request_of_a_kept_connection_has_the_same_deadline(serving: 
         assert is_dropped(connection)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_its_response_slowly_is_dropped_and_its_slot_is_free_again(
     serving: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_range_is_the_same_from_recent_rows_and_while_and_after_hours_are_seal
     assert values_of(store, name, hours) == pytest.approx(before, rel=0.01)
 
 
+@pytest.mark.slow
 def test_late_rows_of_a_sealed_hour_are_counted_once(store):
     store.sealer.seal(T0 + 2 * HOUR)
     store.add(T0 + 30 * SECOND, 60, power=np.full(60 * GPUS, 1000, "f4"))
@@ -210,6 +211,7 @@ def test_values_of_devices_that_came_meanwhile_are_null(backend: StoreBackend) -
     assert not values.known[6]
 
 
+@pytest.mark.slow
 def test_sql_reads_the_newest_row_of_each_device(client: httpx.Client) -> None:
     query = "SELECT entity, sm_clock FROM latest_gpu WHERE entity LIKE 'gpu:n1%' ORDER BY 1"
     answer = client.post("/api/v1/sql", json={"query": query}).json()
@@ -246,6 +248,7 @@ def test_a_heavy_read_runs_at_low_priority_and_the_caller_keeps_its_own(connecti
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
+@pytest.mark.slow
 def test_a_read_over_the_time_limit_is_interrupted_and_its_place_is_free_again(connection):
     reads = StoreReads(connection.cursor, 0.2)
     begun = time.monotonic()

@@ -102,6 +102,7 @@ def test_a_port_in_use_is_a_configuration_error_that_names_the_port(
         start_server(create_app(backend, taken), taken, stop)
 
 
+@pytest.mark.slow
 def test_many_concurrent_requests_are_all_answered(serving: ApiServer) -> None:
     statuses: list[int] = []
 

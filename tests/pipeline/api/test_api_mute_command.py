@@ -39,6 +39,7 @@ def mutes(
     serving.join(10)
 
 
+@pytest.mark.slow
 def test_a_mute_is_created_listed_and_ended(mutes: Call) -> None:
     code, out, err = mutes(*ADD, "--output", "json")
     (made,) = json.loads(out)

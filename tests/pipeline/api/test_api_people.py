@@ -117,6 +117,7 @@ def test_silences_and_maintenance_by_the_api(site, call):
     assert [s["id"] for s in call("GET", "/maintenance").json()["silences"]] == [window["id"]]
 
 
+@pytest.mark.slow
 def test_a_handover_has_what_is_open_muted_pending_and_changed(site, call):
     old = site.report("gpu:n5.0")
     site.people.acknowledge(old, "bob", "mine")
@@ -136,6 +137,7 @@ def test_a_handover_has_what_is_open_muted_pending_and_changed(site, call):
     assert "Pending: 3" in text
 
 
+@pytest.mark.slow
 def test_past_incidents_of_the_same_device_come_first_with_what_people_wrote(site, call):
     first = site.report("gpu:n0.0")
     site.people.resolve(first, "ann", "reseated the card")
@@ -163,6 +165,7 @@ def guarded(site, tmp_path):
     return Calls(site, config), made, path
 
 
+@pytest.mark.slow
 def test_each_role_may_do_its_part_and_what_is_refused_is_in_the_audit(site, guarded):
     call, token, _ = guarded
     page = site.report("gpu:n0.0")
@@ -186,6 +189,7 @@ def test_each_role_may_do_its_part_and_what_is_refused_is_in_the_audit(site, gua
     assert {r["origin"] for r in answer["audit"]} != {""}
 
 
+@pytest.mark.slow
 def test_a_flood_of_attempts_without_a_right_does_not_fill_the_audit(site, guarded):
     call, _, _ = guarded
     for _ in range(80):

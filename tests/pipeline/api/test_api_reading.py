@@ -264,6 +264,7 @@ def _sql(client: httpx.Client, query: str, accept: str = "application/json") -> 
     return client.post("/api/v1/sql", json={"query": query}, headers={"accept": accept})
 
 
+@pytest.mark.slow
 def test_sql_answers_json_with_null_for_missing_values(client: httpx.Client, now: int) -> None:
     answer = _sql(client, "SELECT max(time), count(*), sum(sm_clock), 'nan'::FLOAT, NULL, 'a'::BLOB FROM gpu")
     body = models.Rows.model_validate(answer.json())
@@ -271,6 +272,7 @@ def test_sql_answers_json_with_null_for_missing_values(client: httpx.Client, now
     assert not body.truncated
 
 
+@pytest.mark.slow
 def test_sql_keeps_integers_exact_and_nested_values_nested(client: httpx.Client) -> None:
     query = """SELECT 9007199254740993, 18446744073709551615::UBIGINT, sum(x), 1.5::DECIMAL(4, 1), [1, NULL],
                {'a': 'b'},
@@ -284,6 +286,7 @@ def test_sql_keeps_integers_exact_and_nested_values_nested(client: httpx.Client)
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sql_answers_arrow_on_request(client: httpx.Client) -> None:
     answer = _sql(client, "SELECT time, entity, sm_clock FROM gpu", "application/vnd.apache.arrow.stream")
     assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"
@@ -293,6 +296,7 @@ def test_sql_answers_arrow_on_request(client: httpx.Client) -> None:
     assert table.schema.field("time").type == pa.timestamp("us", "UTC")
 
 
+@pytest.mark.slow
 def test_refused_sql_is_a_problem_with_the_reason(client: httpx.Client) -> None:
     for query in ("DROP VIEW gpu", "SELECT 1; DROP VIEW gpu", "SELECT * FROM read_csv('/etc/passwd')", "SELECT x"):
         answer = _sql(client, query)

@@ -289,6 +289,7 @@ def test_every_hostile_statement_is_refused_and_changes_nothing(database: Databa
     assert sorted(p.name for p in folder.iterdir()) == files
 
 
+@pytest.mark.slow
 def test_the_parser_check_alone_refuses_statements_that_the_locked_database_would_also_refuse() -> None:
     only_by_database = {"SELECT no_such_column FROM gpu"}
     with duckdb.connect() as connection:
@@ -411,6 +412,7 @@ def test_queries_beyond_the_slots_are_refused_and_a_stop_interrupts_the_running_
         queries.run("SELECT 1")
 
 
+@pytest.mark.slow
 def test_every_served_table_exists_and_is_documented(queries: QueryRunner) -> None:
     text = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     tables = sorted(sandbox.TABLES)

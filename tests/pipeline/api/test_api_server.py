@@ -106,6 +106,7 @@ def test_a_foreign_host_name_for_loopback_is_refused(client: httpx.Client) -> No
         assert client.get("/api/v1/fleet", headers={"host": host}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_page_of_another_site_cannot_write(client: httpx.Client) -> None:
     body = {"query": "SELECT 1"}
     _problem(client.post("/api/v1/sql", json=body, headers={"origin": "https://evil.example.org"}), 403)
@@ -153,6 +154,7 @@ def test_with_tokens_every_request_but_healthz_needs_one(with_tokens: httpx.Clie
     assert with_tokens.get("/api/v1/fleet", headers={"Authorization": "bearer bob-has-a-long-token"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_openapi_lists_every_route_and_version_contains_the_schema(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/healthz", "/readyz", "/metrics", "/api/v1/sql", "/api/v1/incidents/{incident}/acknowledge"} <= set(paths)
@@ -161,6 +163,7 @@ def test_openapi_lists_every_route_and_version_contains_the_schema(client: httpx
     assert version.site == "local"
 
 
+@pytest.mark.slow
 def test_docs_list_every_route(client: httpx.Client) -> None:
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     for path, methods in client.get("/openapi.json").json()["paths"].items():

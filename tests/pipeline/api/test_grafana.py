@@ -50,6 +50,7 @@ def test_boards_have_panels_unique_ids_and_data_sources_of_variables() -> None:
     assert len(set(uids)) == len(uids)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_returns_the_columns_of_its_panel(name: str, client: httpx.Client, open_incident: Open) -> None:
     open_incident("A1", "gpu:n1.0")

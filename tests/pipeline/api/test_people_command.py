@@ -134,6 +134,7 @@ def test_a_list_of_incidents_says_when_some_may_be_missing(answer, said):
     assert found == (f"incidents may be missing: {said}" if said else "")
 
 
+@pytest.mark.slow
 def test_a_history_shows_long_comments_in_full_on_several_lines(site, run):
     page, text = site.report("gpu:n0.0"), " ".join(f"word{n}" for n in range(60))
     run("comment", page, "--comment", text)
@@ -143,6 +144,7 @@ def test_a_history_shows_long_comments_in_full_on_several_lines(site, run):
     assert not any("…" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_merge_names_the_incident_that_is_resolved_or_unknown(site, run):
     page, other = site.report("gpu:n0.0"), site.report("gpu:n5.0")
     code, _, said = run("merge", page, "inc-nope", "--comment", "one")
@@ -154,6 +156,7 @@ def test_a_merge_names_the_incident_that_is_resolved_or_unknown(site, run):
     assert (code, f"incident {other}: already resolved, cannot be split" in said) == (4, True)
 
 
+@pytest.mark.slow
 def test_codes_for_terminals_in_a_comment_are_not_printed(site, run):
     page = site.report("gpu:n0.0")
     run("comment", page, "--comment", "\x1b[2Jgone \x1b]0;title\x07 \u202eetad")
@@ -173,6 +176,7 @@ def test_a_long_answer_of_a_receiver_is_shown_in_full_in_120_columns():
     assert "2026-11-27 15:57:22 " in lines[1]
 
 
+@pytest.mark.slow
 def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, monkeypatch):
     page = site.report("gpu:n0.0")
     assert run("ack", "inc-nope")[0] == 2

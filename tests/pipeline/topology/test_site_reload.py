@@ -148,6 +148,7 @@ def test_a_bad_file_changes_nothing_is_logged_counted_and_kept_through_a_restart
     assert site.reload.count()['fleetpulse_topology_source_refused{source="csv"}'] == 0
 
 
+@pytest.mark.slow
 def test_a_removed_file_changes_nothing_and_a_huge_or_strange_one_is_refused(site: RunningSite) -> None:
     site.start()
     site.file("csv").unlink()
