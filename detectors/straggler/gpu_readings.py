@@ -228,7 +228,7 @@ class GpuReadings(State):
 
 def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> list[Cause]:
     """Returns that tasks of a node wait for a processor, unlike on the other nodes of its job."""
-    share = pressure.share_of(node)
+    share = float(pressure.shares_of([node])[0])
     if not share >= PRESSED or share < TIMES * pressure.median_share(others):
         return []
     title = f"tasks wait for CPU {100 * share:.0f} %"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ _SMOOTH = 0.3  # about 3 samples of memory; chosen
 @dataclass
 class Pressure(State):
     """One pressure counter (`signal`) of all nodes, by column of the frame. last, at: newest reading and its time.
+    _asked: nodes that were asked for last, and their columns.
 
     A kernel without counters (RHEL 9 has them off): of more runnable tasks than processors, the rest wait.
     """
@@ -30,6 +32,7 @@ class Pressure(State):
     at: NDArray[np.int64] = memory(0, np.int64)
     share: Floats = memory(np.nan)
     _nodes: dict[str, int] = notes()
+    _asked: tuple[Any, Any, Any] = field(default=(None, None, None), init=False, repr=False)
 
     def update(self, nodes: Frame) -> None:
         """Adds the counters of an instant."""
@@ -37,8 +40,7 @@ class Pressure(State):
         self.grow(size)
         if size != len(self._nodes):
             self._nodes = {e: i for i, e in enumerate(nodes.entities)}
-        now = np.full(len(self.share), np.nan)
-        now[:size] = nodes[self.signal]
+        now = np.append(nodes[self.signal], np.full(len(self.share) - size, np.nan))
         with np.errstate(divide="ignore", invalid="ignore"):
             growth = (now - self.last) / (nodes.time - self.at)
         growth[~((growth >= 0) & (growth <= 2))] = np.nan  # the counter was reset, or time went back
@@ -52,10 +54,11 @@ class Pressure(State):
         known = np.isfinite(now)
         self.last[known], self.at[known] = now[known], nodes.time
 
-    def share_of(self, node: str) -> float:
-        """Returns the share of a node; NaN where it is unknown."""
-        at = self._nodes.get(node, -1)
-        return float(self.share[at]) if at >= 0 else float("nan")
+    def shares_of(self, nodes: Sequence[str]) -> Floats:
+        """Returns (len(nodes),) shares; NaN where they are unknown. nodes: a list that nobody changes later."""
+        if self._asked[0] is not nodes or self._asked[1] is not self._nodes:
+            self._asked = nodes, self._nodes, np.array([self._nodes.get(node, -1) for node in nodes], np.int64)
+        return np.asarray(np.append(self.share, np.nan)[self._asked[2]])
 
     def median_share(self, nodes: Sequence[str]) -> float:
         """Returns the median of some nodes; NaN if all are unknown."""

@@ -13,6 +13,7 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates, find_relearned
 from detectors.base.state import State
+from detectors.base.statistics import median_of
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import members_mask, pop_members_mask
@@ -281,9 +282,8 @@ class StragglerInferred(Detector):
 
     def _find_pressed(self) -> Bools:
         """Returns (N,) GPUs of nodes whose tasks wait for a processor, and far longer than those of most nodes."""
-        nodes = self.placement.entities["node"]
-        shares = np.array([*map(self.pressure.share_of, nodes), np.nan])
-        pressed = shares >= max(PRESSED, TIMES * float(np.nan_to_num(self.pressure.median_share(nodes))))
+        shares = self.pressure.shares_of(self.placement.entities["node"])
+        pressed = np.append(shares >= max(PRESSED, TIMES * float(np.nan_to_num(median_of(shares)[0]))), False)
         return np.asarray(pressed[self.placement.numbers["node"]])
 
     def _find_suspicions(self, now: Instant) -> list[tuple[Suspicion, int]]:

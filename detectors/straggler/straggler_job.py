@@ -279,7 +279,7 @@ class StragglerJob(Detector):
             reasons = ranks.of_gpus(self.reasons.read(len(gpus.entities), time))
             capped = has_reason(read_reasons(reasons)[0], CAPPED).astype(np.float64)
         least = np.where(np.isfinite(least), least, step - longest)
-        waits = np.array([*map(self.io.share_of, ranks.entities["node"]), np.nan])[ranks.numbers["node"]]
+        waits = np.append(self.io.shares_of(ranks.entities["node"]), np.nan)[ranks.numbers["node"]]
         found = {"step": step, "compute": longest, "network": least, "capped": group_means(capped, job, jobs)}
         found["io"] = group_medians_of(waits, job, jobs)
         with np.errstate(divide="ignore", invalid="ignore"):
