@@ -218,6 +218,7 @@ def test_init_creates_missing_parts_and_reports_existing_ones(runner: CommandRun
     assert (runner.folder / "spool").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_init_for_kafka_names_unreachable_brokers(runner: CommandRunner) -> None:
     away = {"FLEETPULSE__PIPELINE__TRANSPORT": "kafka", "FLEETPULSE__KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     ran = runner.call("init", "--config", str(runner.config), **away)
@@ -295,6 +296,7 @@ def rows(runner: CommandRunner) -> Any:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_agent_stops_with_exit_0_on_a_signal(runner: CommandRunner, number: signal.Signals) -> None:
     with runner.running("agent", "--config", str(runner.config)) as process:
@@ -349,6 +351,7 @@ def test_a_detector_prints_its_description_limits_and_settings(runner: CommandRu
     expect_refusal(runner.call("detectors", "sdcc"), 2, "did you mean 'sdc'?")
 
 
+@pytest.mark.slow
 def test_a_service_that_has_closed_everything_ends_at_once_but_runs_exit_handlers() -> None:
     """Without it, the interpreter would collect the objects of compiled code first: 0.9 s of CPU."""
     program = (

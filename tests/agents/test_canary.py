@@ -192,6 +192,7 @@ def test_a_program_killed_from_outside_counts_against_no_core() -> None:
     assert wrong(found) == []
 
 
+@pytest.mark.slow
 def test_a_bad_core_becomes_a_finding_of_the_detector(tmp_path: Path, drain: Drain) -> None:
     spool = SpoolSection(directory=tmp_path / "spool")
     canary = eager(OnBadCore, tell=3600.0)
@@ -251,6 +252,7 @@ SAID = st.recursive(LEAVES, lambda x: st.lists(x, max_size=9) | st.dictionaries(
 KEYS = st.sampled_from([*line(), "begin", "yielded", "took", "wrong", "again", "uuid"])
 
 
+@pytest.mark.slow
 @given(message=st.dictionaries(KEYS, SAID))
 def test_any_output_of_a_bad_core_gives_valid_events(message: dict[str, object]) -> None:
     book = ledger()

@@ -77,6 +77,7 @@ def test_each_idle_gpu_gets_a_worker_that_sees_only_this_gpu(nvml_library: Path,
     assert all(line["digest"] == line["expected"] == line["uuid"] for line in results)
 
 
+@pytest.mark.slow
 def test_gpus_in_use_or_needed_by_a_job_get_no_worker(nvml_library: Path, tmp_path: Path) -> None:
     settings = (
         "set nvmlDeviceGetComputeRunningProcesses_v3 1 1",

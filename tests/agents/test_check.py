@@ -206,6 +206,7 @@ def test_without_information_the_result_is_unknown_and_never_critical(node: Node
     assert node.verdict()[:2] == (3, "UNKNOWN")
 
 
+@pytest.mark.slow
 def test_a_hanging_file_system_ends_with_the_timeout(node: Node) -> None:
     """A pipe without a writer: opening it blocks in the kernel."""
     os.mkfifo(node.folder / "stuck")
@@ -215,6 +216,7 @@ def test_a_hanging_file_system_ends_with_the_timeout(node: Node) -> None:
     assert time.monotonic() - began < 10  # plus the start of the interpreter on a busy machine
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_output_does_not_wait_for_the_hanging_child(node: Node) -> None:
     os.mkfifo(node.folder / "stuck")
     node.configure(f"[check]\nstatus_file = '{node.folder}/stuck'")

@@ -162,6 +162,7 @@ def test_the_names_of_recovery_actions_are_those_of_the_xid_decoder() -> None:
     assert dict(enumerate(RECOVERY_ACTIONS)) == dict(RECOVERY_ACTION_NAMES)
 
 
+@pytest.mark.slow
 def test_monitoring_compares_two_samples_and_frees_them(machine: Machine) -> None:
     steps: Steps = [
         ("open", "n1"),
@@ -180,6 +181,7 @@ def test_monitoring_compares_two_samples_and_frees_them(machine: Machine) -> Non
     assert found[-1] == 0
 
 
+@pytest.mark.slow
 def test_signals_have_the_intervals_of_the_catalogue(machine: Machine) -> None:
     found = machine.run([("open", "n1"), *[("read", 1)] * 121], "gpus 1", "links 1")[1:]
     seen = Counter(name for result in found[1:] for name in result["columns"])
@@ -188,6 +190,7 @@ def test_signals_have_the_intervals_of_the_catalogue(machine: Machine) -> None:
         assert seen[signal] == (120 / every if every <= 60 else pytest.approx(1, abs=1)), signal
 
 
+@pytest.mark.slow
 def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
     found = machine.run([("open", "n1"), *[("read", 1)] * 21], "gpus 3")
     calls = [call for call in nvml_stub.calls_made(machine.calls) if call[0] == "nvmlDeviceGetFieldValues"]
@@ -285,6 +288,7 @@ def test_fields_that_fail_beside_refused_ones_are_asked_for_again_at_once(machin
     assert found[3]["columns"]["gpu.smoothing_life"] == ["nan"] * 2
 
 
+@pytest.mark.slow
 def test_no_earlier_value_remains_when_the_field_call_fails(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("read", 0), ("control", ["fail nvmlDeviceGetFieldValues 999 1"]), ("read", 10)]
     columns = machine.run(steps, "gpus 2")[3]["columns"]
@@ -334,6 +338,7 @@ def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machi
         assert columns["gpu.smoothing_life"] == [life], driver
 
 
+@pytest.mark.slow
 def test_a_gpu_in_mig_mode_reports_its_available_values(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("read", 0), ("read", 5), ("read", 5), ("inventory", None)]
     found = machine.run(steps, "gpus 2", "mig 1")

@@ -59,6 +59,7 @@ def test_a_driver_that_does_not_start_is_no_data_where_the_bus_has_other_devices
     assert "the kernel module is not loaded" in machine.run([("open", "n1")], "init 9")[0]["no data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [1, 9])
 def test_a_driver_that_disappears_is_reported_once_and_is_then_a_fault(machine: Machine, code: int) -> None:
     tries: Steps = [("read", 1), ("read", 1), ("close", None), ("open", "n1"), ("close", None), ("open", "n1")]

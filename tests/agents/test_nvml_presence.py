@@ -42,6 +42,7 @@ def test_every_signal_of_a_lost_gpu_but_its_presence_is_missing(machine: Machine
     assert known == {"gpu.present", "gpu.call_latency_max"}
 
 
+@pytest.mark.slow
 def test_a_gpu_that_responds_again_is_back_in_its_slot(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("read", 0), ("control", ["lost 1"]), ("read", 1), ("control", []), ("read", 1)]
     found = machine.run(steps, "gpus 3")
@@ -57,6 +58,7 @@ def test_a_gpu_that_comes_back_gets_refused_calls_again(machine: Machine) -> Non
     assert [found[i]["columns"]["gpu.power"][1] for i in (2, 4, 6)] == ["nan", "nan", "512.345"]
 
 
+@pytest.mark.slow
 def test_a_gpu_lost_before_the_start_has_a_slot_and_links_when_it_appears(machine: Machine) -> None:
     plug(machine.folder, BUSES[:3])
     steps: Steps = [("control", ["lost 1"]), ("open", "n1"), ("read", 0), ("control", []), ("read", 60), ("read", 60)]
@@ -91,6 +93,7 @@ def test_all_gpus_lost_is_a_reading_and_not_the_end(machine: Machine) -> None:
     assert found[4]["columns"]["gpu.present"] == ["1.0", "1.0"]
 
 
+@pytest.mark.slow
 def test_indexes_do_not_shift_when_a_gpu_is_removed_and_replaced(machine: Machine) -> None:
     plug(machine.folder, BUSES)
     steps: Steps = [("open", "n1"), ("read", 0), ("control", ["removed 1", "lost 1"]), ("read", 60), ("read", 60)]
@@ -111,6 +114,7 @@ def test_the_library_is_restarted_at_growing_intervals_while_a_gpu_is_lost(machi
     assert found[-1] <= 4  # samples of two GPUs: those of the earlier starts were given back
 
 
+@pytest.mark.slow
 def test_a_healthy_library_is_never_restarted(machine: Machine) -> None:
     machine.run([("open", "n1"), *[("read", 60)] * 10], "gpus 2")
     assert machine.call_counts("nvmlInitWithFlags")[-1] == 1
@@ -123,6 +127,7 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_count_is_missing(machine: Mac
     assert count(4, 3, "0000:20:00.0") in found["events"]
 
 
+@pytest.mark.slow
 def test_gpus_passed_to_guests_are_not_missing(machine: Machine) -> None:
     plug(machine.folder, [*BUSES, 0x90], driver="vfio-pci")
     plug(machine.folder, [0x98], vendor="0x1a03")
@@ -131,6 +136,7 @@ def test_gpus_passed_to_guests_are_not_missing(machine: Machine) -> None:
     assert events(found, "gpu_count", "gpu_lost") == []
 
 
+@pytest.mark.slow
 def test_expected_gpus_that_never_existed_are_reported(machine: Machine) -> None:
     machine.fields["expected"] = 8
     found = machine.run([("open", "n1"), *[("read", 1)] * 3], "gpus 7")[1:]
@@ -229,6 +235,7 @@ def test_a_changed_recovery_action_is_reported(machine: Machine) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_slow_call_is_measured_and_reported_once_a_minute(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.05
     hang = ["hang nvmlDeviceGetUtilizationRates 80 1"]
@@ -262,6 +269,7 @@ def test_more_processes_than_are_listed_are_still_counted(machine: Machine) -> N
     assert columns["gpu.processes"] == ["5000.0"]
 
 
+@pytest.mark.slow
 def test_every_event_has_the_keys_of_its_kind(machine: Machine) -> None:
     machine.fields["slow_call"] = 0.01
     broken = ["lost 1", "set 230 1 0", "hang nvmlDeviceGetPowerUsage 20 0"]

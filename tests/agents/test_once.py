@@ -81,6 +81,7 @@ def test_jsonl_has_one_entity_per_line(config: Config, capsys: pytest.CaptureFix
     assert all(row["time"].endswith("Z") and len(row["time"]) == 27 for row in rows)
 
 
+@pytest.mark.slow
 def test_csv_has_one_signal_per_line_with_its_unit(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     print_once(config, "csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

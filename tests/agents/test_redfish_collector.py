@@ -165,6 +165,7 @@ def test_every_reading_keeps_the_contract(double: Double, start_reader: StartRea
     assert seen == {"coolant", "leak", "power", "bmc"}
 
 
+@pytest.mark.slow
 def test_a_changed_flow_is_read_within_two_seconds_without_an_event(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double, events=False)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow", 324))
@@ -211,6 +212,7 @@ def test_a_stream_that_ends_is_reopened_after_its_last_event(double: Double, sta
     assert len(reader.events_of_kind("redfish")) == 2
 
 
+@pytest.mark.slow
 def test_a_bmc_gets_one_request_at_a_time(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
     ended: list[tuple[float, float]] = []
@@ -243,6 +245,7 @@ def test_a_slow_bmc_delays_neither_a_read_nor_other_bmcs(double: Double, start_r
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.slow
 def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, start_reader: StartReader) -> None:
     reader = start_reader(double)
     reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
@@ -336,6 +339,7 @@ def unexpanded(document: Any) -> Any:
     return {**document, "Members": [{"@odata.id": member["@odata.id"]} for member in document["Members"]]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault(mangle=unexpanded), Fault(status=501, times=1)], ids=["links", "refused"])
 def test_an_unfulfilled_expand_feature_costs_nothing(double: Double, start_reader: StartReader, fault: Fault) -> None:
     double.fault(SECONDARY, fault)
@@ -471,6 +475,7 @@ def test_a_leak_event_is_reported_although_the_bmc_answers_no_request(
     double.clear_fault()
 
 
+@pytest.mark.slow
 def test_a_silent_stream_is_reopened(
     double: Double, start_reader: StartReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

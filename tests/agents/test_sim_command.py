@@ -130,6 +130,7 @@ def test_written_files_are_sorted_and_can_be_read(scenario: str, tmp_path: Path)
     assert len(loaded["node"].time) == 340
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("speed", "first", "waited"), [(1.0, 0.0, 600.0), (20.0, 570.0, 30.0), (0.0, 600.0, 0.0)])
 def test_a_stream_ends_at_its_end_time(
     scenario: str, tmp_path: Path, drain: Callable[[Path], Any], speed: float, first: float, waited: float

@@ -140,6 +140,7 @@ def _key(event: Event) -> tuple[str, str, str]:
     return event.entity, event.kind, str(event.data["state"])
 
 
+@pytest.mark.slow
 def test_simulated_temperature_events_are_those_of_the_edge_rule() -> None:
     pump = Line(CoolantLoss(flow=0.1, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
     simulator, edge = FleetSimulator(Scenario(420.0, 1.0, None, Fleet(2, 8), (pump,)), SEED), EdgeRules(Settings())

@@ -85,6 +85,7 @@ def test_no_structure_is_in_both_halves() -> None:
     assert all(w.half == "train" for w in worlds("train", 5))
 
 
+@pytest.mark.slow
 def test_each_value_of_an_axis_occurs_in_both_halves() -> None:
     for half in ("train", "report"):
         drawn = list(zip(*(w.structure for w in worlds(half, 200)), strict=True))
@@ -145,6 +146,7 @@ def test_air_cooled_gpus_follow_their_inlet_and_their_fans_lower_the_resistance(
     assert resistance[busy].max() < 0.8 * resistance[~busy].min()
 
 
+@pytest.mark.slow
 def test_warm_air_warms_the_gpus_of_an_air_cooled_hall_alone() -> None:
     line = Line(Recirculation(rise=8.0, ramp=600.0), 900.0, 3600.0, "rack:sim-r1")
     air = Site(changed(cooling=AIR), line).column("gpu.temperature") - Site(changed(cooling=AIR)).column(
@@ -162,6 +164,7 @@ def test_a_hall_without_loops_has_no_fault_of_a_loop() -> None:
     assert {line["kind"] for line in site.simulator.truth()}.isdisjoint({"coolant", "coolant_leak", "facility_water"})
 
 
+@pytest.mark.slow
 def test_a_heavier_plate_lags_more() -> None:
     def rise(heat_j_k: float) -> float:
         world = changed(cooling=replace(DEFAULT.cooling, heat_j_k=heat_j_k, supply_daily=0.0))
@@ -384,6 +387,7 @@ def test_disks_wear_out_and_fail_and_are_read_every_ten_minutes() -> None:
     assert "disk.spare" not in usual().signals()
 
 
+@pytest.mark.slow
 def test_a_nic_that_pauses_its_leaf_still_moves_bytes() -> None:
     line = Line(PauseStorm(paused=0.6), 900.0, 3600.0, "port:sim-n002.mlx5_1")
     world = changed(fabric=Fabric("roce", pause=1.0))

@@ -107,6 +107,7 @@ def test_an_isolated_collector_runs_in_another_process_with_the_same_result(
     assert is_alive(place.pid)
 
 
+@pytest.mark.slow
 def test_a_hanging_collector_delays_no_other_and_is_abandoned_at_its_deadline(
     ticking: Callable[..., Ticking], sysfs: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_hanging_collector_delays_no_other_and_is_abandoned_at_its_deadline(
     ]
 
 
+@pytest.mark.slow
 def test_a_hung_collector_is_restarted_alone_with_backoff_and_killed_if_it_hangs_again(
     ticking: Callable[..., Ticking], sysfs: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_hung_collector_is_restarted_alone_with_backoff_and_killed_if_it_hangs
     until(lambda: not any(map(is_alive, pids[:-1])))
 
 
+@pytest.mark.slow
 def test_a_collector_has_readings_again_once_its_source_responds(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     speed = block(sysfs)
     one = ticking(Network(root=sysfs, deadline=1.0))
@@ -152,6 +155,7 @@ def test_a_collector_has_readings_again_once_its_source_responds(ticking: Callab
     assert one.workers["network"].state == "ok"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_and_restarted(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
@@ -184,6 +188,7 @@ def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callabl
     assert second.state == "ok"
 
 
+@pytest.mark.slow
 def test_a_collector_that_hung_continues_in_its_own_process(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     speed = block(sysfs)
     one = ticking(Network(root=sysfs, deadline=1.0), Versions())
@@ -284,6 +289,7 @@ def test_a_killed_fork_server_is_restarted(ticking: Callable[..., Ticking], sysf
     until(lambda: one.tick(step=6.0).get("network", ReadResult("hung")).state == "ok")
 
 
+@pytest.mark.slow
 def test_nothing_remains_after_close(sysfs: Path) -> None:
     block(sysfs)
     one = Ticking(Network(root=sysfs), Host())
@@ -350,6 +356,7 @@ def test_an_unreadable_result_ends_the_worker_and_not_the_agent(ticking: Callabl
         assert found.state == "fault"
 
 
+@pytest.mark.slow
 def test_if_no_process_can_be_started_the_reason_is_reported_and_it_is_retried(sysfs: Path) -> None:
     """Simulates the limit of processes: no error may reach the agent's loop."""
 

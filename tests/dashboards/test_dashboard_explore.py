@@ -57,6 +57,7 @@ def test_the_address_has_the_view(api: Any) -> None:
     assert len(test.get("download_button")) == 2
 
 
+@pytest.mark.slow
 def test_a_fixed_range_is_asked_for_as_it_is(api: Any) -> None:
     serve_node(api)
     start, end = iso(NOW - 7200 * SECOND), iso(NOW - 3600 * SECOND)

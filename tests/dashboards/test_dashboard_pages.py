@@ -57,6 +57,7 @@ def test_the_app_opens_on_the_fleet(api: Any) -> None:
     assert "--fp-critical:light-dark(" in text
 
 
+@pytest.mark.slow
 def test_the_address_of_the_fleet_page_narrows_filters_and_selects(api: Any) -> None:
     text = shown(page(fleet_script, within="rack:r1", state="critical", selection="rack:r1", table="1"))
     assert "1 critical of 2 nodes in rack r1, 1 without data" in text
@@ -173,6 +174,7 @@ def test_a_vote_replaces_the_chart(api: Any) -> None:
     assert "<mark>1111</mark>" in text
 
 
+@pytest.mark.slow
 def test_a_missing_or_unknown_incident_links_to_the_list(api: Any) -> None:
     missing = page(incident_script)
     assert "No incident selected" in shown(missing)

@@ -79,6 +79,7 @@ def test_ones_own_change_does_not_stop_the_next_act(api: Any) -> None:
     assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge"]
 
 
+@pytest.mark.slow
 def test_an_update_by_the_pipeline_does_not_stop_a_person(api: Any) -> None:
     api.incidents["A1"] |= {"version": 1, "history": HISTORY}
     test = page(incident_script, id="A1")
@@ -118,6 +119,7 @@ def test_an_empty_comment_is_not_sent(api: Any) -> None:
     assert api.posted == []
 
 
+@pytest.mark.slow
 def test_a_refused_act_shows_the_error_and_keeps_the_text(api: Any) -> None:
     api.broken["incidents/A1/resolve"] = (409, b'{"detail": "another user resolved it"}')
     test = page(incident_script, opened="resolve-A1", id="A1")

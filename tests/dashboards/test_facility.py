@@ -51,6 +51,7 @@ def test_leaks_are_listed_and_dry_detectors_counted(site: Any) -> None:
     assert "1 detector is dry." in text
 
 
+@pytest.mark.slow
 def test_names_are_never_markup(site: Any) -> None:
     text = shown(page(script))
     assert "<b>c3</b>" not in text
@@ -77,6 +78,7 @@ def test_the_range_of_the_trends_is_in_the_address(site: Any) -> None:
     assert page(script, entity="cdu:c2", range="<b>").segmented_control[0].value == "1h"
 
 
+@pytest.mark.slow
 def test_a_unit_that_is_not_known_and_other_entities_are_answered(site: Any) -> None:
     site.answers["facility"] = None
     site.broken["facility"] = (404, b'{"detail": "unit is not known"}')

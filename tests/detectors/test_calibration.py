@@ -82,6 +82,7 @@ def test_in_any_noise_a_calibrated_site_of_75_nodes_has_no_false_suspect_in_12_h
     assert site.run(12 if step > 1 else 2) == 0
 
 
+@pytest.mark.slow
 def test_slow_noise_needs_several_times_the_effect_of_white_noise_of_the_same_size():
     sharp, blunt = Site(white), Site(slow, phi=0.99)
     sharp.run(24)
@@ -90,6 +91,7 @@ def test_slow_noise_needs_several_times_the_effect_of_white_noise_of_the_same_si
     assert 3 < blunt.factor() < 9
 
 
+@pytest.mark.slow
 def test_a_site_begins_conservative_and_becomes_sharper_with_the_hours():
     site, factors = Site(white), []
     site.run(0.1)
@@ -101,6 +103,7 @@ def test_a_site_begins_conservative_and_becomes_sharper_with_the_hours():
     assert factors[3] < 0.95
 
 
+@pytest.mark.slow
 def test_the_effect_needed_is_never_less_than_the_physical_one():
     site = Site(white, sd=0.001)
     site.run(72)
@@ -135,6 +138,7 @@ def test_a_clear_fault_is_found_before_anything_was_calibrated():
     assert np.flatnonzero(site.on).tolist() == [7]
 
 
+@pytest.mark.slow
 def test_faults_at_several_times_the_usual_rate_change_the_threshold_by_less_than_a_tenth():
     """One device in a hundred is off by 10 to 60 % for hours of a day: 80 faults per 1,000 node-days."""
     clean, faulty = Site(white), Site(white)
@@ -151,6 +155,7 @@ def test_faults_at_several_times_the_usual_rate_change_the_threshold_by_less_tha
     assert faulty.factor() == pytest.approx(clean.factor(), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_rack_that_fails_at_once_does_not_raise_the_threshold_of_the_others():
     clean, faulty = Site(white), Site(white)
 
@@ -191,6 +196,7 @@ def test_the_threshold_follows_a_site_that_becomes_noisier_within_hours_and_back
     assert levels[40] < 1.3 * levels[1]
 
 
+@pytest.mark.slow
 def test_a_new_kind_of_device_begins_conservative_beside_a_known_one():
     site = Site(white)
     site.run(24, kinds=(np.zeros(SIZE, np.int32), ["H100"]))

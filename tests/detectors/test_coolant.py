@@ -52,6 +52,7 @@ def test_a_collapse_pages_at_the_second_sample(site, watch):
     assert found[0].evidence["expected"] == pytest.approx(300, rel=0.02)
 
 
+@pytest.mark.slow
 def test_one_broken_reading_gives_no_finding(site, watch):
     def change(tick, values):
         if tick % 50 == 40:
@@ -173,6 +174,7 @@ def test_of_four_loops_only_those_that_fail_are_blamed(site, watch, failing):
     assert {(f.entity, f.level) for f in found} == {(f"cdu:c{i}", "page") for i in failing}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rise", [4.0, 9.0])
 def test_failed_pumps_and_the_warm_supply_of_another_loop_are_not_one_cause(site, watch, rise):
     def change(tick, values):
@@ -211,6 +213,7 @@ def test_a_set_point_of_one_loop_counts_above_the_morning_rise_of_all(site, watc
     assert {f.level for f in found if f.entity != "cdu:c2"} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_a_loop_whose_flow_follows_its_own_load_does_not_page(site, watch):
     def change(tick, values):
         values["gpu"]["gpu.power"] = np.full(16, 300.0 if tick >= 58 else 700.0)
@@ -232,10 +235,12 @@ def test_collapsed_flows_without_pressure_page_on_the_whole_site_at_the_second_s
     assert found[0].time == START + 61 * STEP
 
 
+@pytest.mark.slow
 def test_meters_that_all_fall_while_pressure_and_pumps_are_constant_do_not_page(site, watch):
     assert {f.level for f in watch(Coolant(), site, 300, together(6.0, 1e-3, coolant__flow=0.6))} == {"suspect"}
 
 
+@pytest.mark.slow
 def test_pumps_that_follow_the_load_of_the_hall_do_not_page(site, watch):
     def change(tick, values):
         values["gpu"]["gpu.power"] = np.full(16, 300.0 if tick >= 58 else 700.0)
@@ -253,6 +258,7 @@ def test_a_flow_that_is_back_ends_the_condition(site, watch):
     assert found[-1].time <= START + 121 * STEP
 
 
+@pytest.mark.slow
 def test_a_flow_accepted_as_normal_is_the_new_usual_even_if_the_feedback_comes_between_frames(site, watch):
     detector = Coolant()
     assert watch(detector, site, 120, lost(0.6))[-1].level == "page"
@@ -262,6 +268,7 @@ def test_a_flow_accepted_as_normal_is_the_new_usual_even_if_the_feedback_comes_b
     assert watch(copy, site, 200, lost(0.6), first=120) == []
 
 
+@pytest.mark.slow
 def test_a_common_departure_is_accepted_with_its_loops(site, watch):
     detector = Coolant()
     assert watch(detector, site, 120, together(**LESS))[-1].entity == "site:all"
@@ -269,6 +276,7 @@ def test_a_common_departure_is_accepted_with_its_loops(site, watch):
     assert watch(detector, site, 200, together(**LESS), first=120) == []
 
 
+@pytest.mark.slow
 def test_a_loop_without_peers_gets_a_ticket_after_the_hold_and_no_page(site, watch):
     site.names["coolant"] = ["cdu:alone"]
 
@@ -282,6 +290,7 @@ def test_a_loop_without_peers_gets_a_ticket_after_the_hold_and_no_page(site, wat
     assert "page" not in {f.level for f in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.91, 0.95])
 def test_a_small_loss_that_lasts_for_a_minute_is_a_ticket_and_never_a_page(site, watch, share):
     def change(tick, values):
@@ -293,10 +302,12 @@ def test_a_small_loss_that_lasts_for_a_minute_is_a_ticket_and_never_a_page(site,
     assert "page" not in {f.level for f in found}
 
 
+@pytest.mark.slow
 def test_a_small_loss_of_a_pump_that_is_turned_down_stays_a_suspect(site, watch):
     assert {f.level for f in watch(Coolant(), site, 400, lost(0.94))} == {"suspect"}
 
 
+@pytest.mark.slow
 def test_loops_of_another_make_are_not_compared(site, watch):
     """Two makes that move apart: each is judged within its own kind, and both kinds are too few for a cohort."""
     facts = {f"cdu:c{i}": {"sku": "A" if i < 4 else "B"} for i in range(5)}
@@ -325,12 +336,14 @@ def test_a_loop_without_flow_from_the_start_is_idle(site, watch):
     assert watch(Coolant(), site, 300, change) == []
 
 
+@pytest.mark.slow
 def test_a_flow_that_falls_alone_is_its_meter_and_does_not_page(site, watch):
     found = watch(Coolant(), site, 300, scaled("coolant.flow", 0.6))
     assert {f.level for f in found} == {"suspect"}
     assert found[-1].evidence["doubted"]
 
 
+@pytest.mark.slow
 def test_a_valve_that_closes_raises_the_pressure_and_is_a_ticket(site, watch):
     def change(tick, values):
         scaled("coolant.flow", 0.8)(tick, values)
@@ -423,6 +436,7 @@ def test_a_supply_that_warms_slowly_and_harms_none_is_a_ticket(site, watch, kelv
     assert max((f.level for f in watch(Coolant(), site, 700, change)), key=LEVELS.index) == "ticket"
 
 
+@pytest.mark.slow
 def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):
     def change(tick, values):
         values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 30, 1) * 3.5
@@ -459,6 +473,7 @@ def test_noise_of_a_supply_that_lasts_for_minutes_does_not_page(site, watch, spr
     assert {f.level for f in watch(Coolant(), site, 4000, change)} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_maintenance_of_a_loop_does_not_page(site, watch):
     def change(tick, values):
         lost(0.3)(tick, values) if tick < 100 else None
@@ -468,6 +483,7 @@ def test_maintenance_of_a_loop_does_not_page(site, watch):
     assert {f.level for f in watch(Coolant(), site, 300, change)} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_findings_continue_over_a_restart(site, watch):
     whole, first, second = Coolant(), Coolant(), Coolant()
     alike = Site(5), Site(5)
@@ -477,6 +493,7 @@ def test_findings_continue_over_a_restart(site, watch):
     assert parts + watch(second, alike[1], 75, lost(0.7), first=75) == expected
 
 
+@pytest.mark.slow
 def test_nan_constants_and_absurd_values_are_accepted(site, watch):
     def change(tick, values):
         for number, column in enumerate(values["coolant"].values() if tick > 40 else ()):

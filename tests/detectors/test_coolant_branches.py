@@ -69,6 +69,7 @@ def test_a_restricted_branch_at_a_held_pressure_is_the_only_one_blamed(share, le
     assert first.evidence["corroborated_by"] == ["coolant.return_temperature"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.8, 0.6])
 def test_a_wrong_flow_meter_stays_a_suspect_since_the_heat_falls_with_it(share):
     found = run_detector(steady, falls(share), ticks=400)
@@ -118,6 +119,7 @@ def test_a_wrong_meter_while_the_heat_is_unknown_does_not_page_by_earlier_heat(s
     assert all(f.evidence["doubted"] for f in found)
 
 
+@pytest.mark.slow
 def test_an_earlier_confirmation_does_not_confirm_a_wrong_meter_later():
     """A connector that was half closed for a while under load, and its meter that is wrong when the GPUs are idle."""
 
@@ -149,6 +151,7 @@ def test_water_that_follows_a_swinging_load_late_does_not_confirm_a_wrong_meter(
     assert {f.level for f in found} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_a_restricted_branch_is_reported_between_the_swings_of_a_load():
     def load(tick):
         return 0.5 if tick % 240 > 120 else 1.0

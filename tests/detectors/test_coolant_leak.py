@@ -76,6 +76,7 @@ def test_the_finding_on_the_rope_has_the_onset_of_the_falling_level():
     assert (rope.level, rope.onset) == ("page", found[0].onset)
 
 
+@pytest.mark.slow
 def test_a_slow_leak_pages_on_its_loop_too_once_a_rope_is_wet():
     found = run_detector(lambda hour: 0.85 - 0.02 * max(hour - 3, 0), 7, wet=6)
     loop = [f for f in found if f.entity == "cdu:c0"]

@@ -70,6 +70,7 @@ def test_it_is_over_when_the_memory_is_free_again():
     assert found[-1].time < START + 20_000 * SECOND, "immediately, not with the next mean"
 
 
+@pytest.mark.slow
 def test_jobs_that_load_their_data_steadily_are_not_a_leak():
     """Each hour 30 minutes of a steady fall from 90 % to 20 %, as into /dev/shm, after a first one that was seen."""
 

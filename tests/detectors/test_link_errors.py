@@ -44,6 +44,7 @@ def test_a_bit_error_rate_of_1e_12_pages_within_90_s():
     assert delays(1e-12, 60, 0).recall >= 0.98
 
 
+@pytest.mark.slow
 def test_a_bit_error_rate_of_1e_13_pages_within_5_min():
     assert delays(1e-13, 60, 0).recall >= 0.96
 
@@ -132,6 +133,7 @@ def test_two_errored_windows_page_and_one_does_not(site, watch):
     assert pages(watch(Link(), type(site)(), 200, bursts))
 
 
+@pytest.mark.slow
 def test_the_same_errors_count_more_on_a_slow_port(site, watch):
     """An error every two minutes: BER 2e-14 at 400 Gb/s, 8e-14 at 100."""
 
@@ -364,6 +366,7 @@ def test_a_switch_port_whose_node_is_silent_does_not_page(site, watch):
     assert f"{FAR} is silent" in found[-1].evidence["side"]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_arbitrary_readings_cause_no_error(seed):

@@ -120,6 +120,7 @@ def test_a_job_on_two_leaves_is_enough_to_compare() -> None:
     assert levels(run(fabric, congested(1))) == {"leaf:l1": "ticket"}
 
 
+@pytest.mark.slow
 def test_waits_without_marks_that_slow_the_jobs_of_a_leaf_page_and_congestion_with_marks_does_not() -> None:
     assert levels(run(Fabric(), congested(1, lost=0.3))) == {"leaf:l1": "page"}
     assert levels(run(Fabric(roce=True), congested(1, lost=0.3))) == {"leaf:l1": "ticket"}

@@ -176,6 +176,7 @@ def test_a_clock_set_back_by_hours_resets_the_history() -> None:
     assert np.isfinite(detector.history.hourly_medians("ber")).sum() <= 9 * 4
 
 
+@pytest.mark.slow
 def test_new_and_missing_ports_do_not_affect_others() -> None:
     log_ber = healthy(16, 120)
     log_ber[40:, 3] = -6.0 + 0.5 * np.arange(80) / 24

@@ -297,6 +297,7 @@ def test_growth_in_a_frame_that_steps_back_in_time_counts_no_negative_seconds(si
     assert site.detector.servers.cells["bucket"][0] <= 5
 
 
+@pytest.mark.slow
 def test_replaced_rows_at_the_limit_or_soon_at_it_are_a_ticket():
     site = Site(step=3600)
     site.add("gpu.rows_corrected", 512)

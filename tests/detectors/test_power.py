@@ -103,6 +103,7 @@ def test_a_supply_without_output_that_its_bmc_reports_as_well_is_a_suspect_as_a_
     assert site.run(silent) == {("psu:r0n1.1", "suspect")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [5, 6])
 def test_supplies_that_take_turns_in_standby_are_never_lost(site, state):
     """Cold redundancy: two of four supplies of each chassis rest, in turns of ten minutes."""

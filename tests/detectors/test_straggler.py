@@ -57,11 +57,13 @@ def test_a_rank_ten_percent_slow_is_a_ticket_within_two_minutes_and_a_page_withi
     assert (first(found, "page").time - fault) / SECOND <= 310
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.03, 1.05, 1.06])
 def test_an_imbalance_of_a_few_percent_that_begins_later_is_at_most_a_ticket(site, watch, factor):
     assert "page" not in {f.level for f in watch(Straggler(), site, 400, slowed(3, factor))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.03, 1.06])
 def test_a_stable_imbalance_of_a_few_percent_from_the_start_gives_no_finding(site, watch, factor):
     assert watch(Straggler(), site, 400, slowed([3, 11], factor, 0)) == []
@@ -125,6 +127,7 @@ def test_a_checkpoint_that_slows_all_ranks_gives_no_finding(site, watch):
     assert watch(Straggler(), site, 300, change) == []
 
 
+@pytest.mark.slow
 def test_one_slow_step_now_and_again_gives_no_finding(site, watch):
     def change(tick, values):
         if tick % 40 == 0:

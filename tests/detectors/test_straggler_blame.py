@@ -56,6 +56,7 @@ def test_a_node_whose_ranks_are_slow_together_is_one_finding():
     assert first(found).evidence["ranks"] == list(RANKS[NODE])
 
 
+@pytest.mark.slow
 def test_cpu_pressure_is_named_as_the_cause_and_pages_after_the_hold():
     def change(tick, values, topology):
         slow_down(NODE, [1.12, 1.1, 1.15, 1.12])(tick, values, topology)
@@ -100,6 +101,7 @@ def test_other_slow_ranks_in_each_step_do_not_page():
     assert entities(findings(change, 900)) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.08])
 def test_a_node_a_little_slower_since_a_new_driver_does_not_page(share):
     def change(tick, values, topology):
@@ -140,6 +142,7 @@ def test_a_rank_slower_than_the_others_while_all_are_capped_pages():
     assert entities(findings(change)) == {RANKS[9]}
 
 
+@pytest.mark.slow
 def test_a_second_cap_on_a_node_while_all_are_capped_does_not_page():
     def change(tick, values, topology):
         slow_down(slice(0, SIZE), 1.1, 40)(tick, values, topology)
@@ -196,6 +199,7 @@ def test_a_slow_capped_node_without_power_readings_from_before_does_not_page():
     assert entities(found) == set()
 
 
+@pytest.mark.slow
 def test_a_lower_cap_without_power_readings_does_not_page():
     def change(tick, values, topology):
         slow_down(NODE, 1.1)(tick, values, topology)
@@ -277,6 +281,7 @@ def test_a_rank_that_is_slow_from_its_first_step_on_another_gpu_is_a_ticket():
     assert entities(found) == set()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_slow_from_the_restart_of_its_job_pages():
     def change(tick, values, topology):
         slow_down(GUILTY, 1.3)(tick, values, topology)
@@ -298,6 +303,7 @@ def test_compiling_and_capturing_in_the_first_steps_gives_no_finding():
     assert findings(change) == []
 
 
+@pytest.mark.slow
 def test_a_job_that_restarts_on_its_gpus_keeps_its_baseline():
     """Restarted while a GPU is slow: the fault is not learned."""
 
@@ -350,6 +356,7 @@ def test_a_checkpoint_or_canary_of_invalid_length_is_ignored(seconds):
     assert entities(findings(change)) == {RANKS[GUILTY]}
 
 
+@pytest.mark.slow
 def test_an_endless_checkpoint_excludes_a_job_for_an_hour_at_most():
     def change(tick, values, topology):
         slow_down(GUILTY, 1.3)(tick, values, topology)
@@ -360,6 +367,7 @@ def test_an_endless_checkpoint_excludes_a_job_for_an_hour_at_most():
     assert found[0].time >= CASE.time(SINCE - 5 + 360)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_accepted_as_normal_gives_no_finding():
     detector, topology = Straggler(), make_topology()
 
@@ -394,6 +402,7 @@ def test_a_whole_job_that_is_slow_gives_no_finding():
     assert findings(slow_down(slice(0, SIZE), 1.5)) == []
 
 
+@pytest.mark.slow
 def test_a_job_of_one_node_is_compared_rank_by_rank():
     topology = make_topology()
     topology.merge({gpu: ["node:n0"] for gpu in GPUS})

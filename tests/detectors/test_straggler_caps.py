@@ -106,6 +106,7 @@ def test_a_cap_that_has_just_ended_is_still_policy(gpus):
     assert {f.level for f in watch_from(60, change, 260)} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_a_few_percent_of_clock_on_all_gpus_of_a_node_is_no_broken_device():
     node = np.arange(site.SIZE) < site.WIDTH
 

@@ -215,6 +215,7 @@ def test_idle_gpus_with_low_clocks_give_no_finding():
     assert findings(change) == []
 
 
+@pytest.mark.slow
 def test_announced_work_and_the_version_after_it_give_no_finding():
     def change(tick, values):
         low_clocks(slice(4, 8), 0.93)(tick, values)
@@ -227,6 +228,7 @@ def test_announced_work_and_the_version_after_it_give_no_finding():
     assert findings(change, 400) == []
 
 
+@pytest.mark.slow
 def test_a_node_learns_again_after_a_new_version():
     def change(tick, values):
         low_clocks(slice(4, 8), 0.95)(tick, values)
@@ -268,6 +270,7 @@ def test_many_gpus_of_a_stage_that_slow_down_together_open_no_ticket_on_what_the
     assert entities(found, "ticket") | entities(found, "page") == set()
 
 
+@pytest.mark.slow
 def test_another_job_on_the_same_gpus_gives_no_finding():
     topology = site.topology()
     other = {f"rank:8.{i}": ["stage:8.0", "job:8", site.GPUS[i]] for i in range(site.SIZE)}
@@ -366,6 +369,7 @@ def test_a_finding_ends_when_the_job_does():
     assert detector.conditions == {}
 
 
+@pytest.mark.slow
 def test_a_job_that_starts_on_a_slow_gpu_does_not_make_it_learn_again():
     """Otherwise a slow GPU would be normal to the next job."""
     topology, detector = site.topology(), StragglerInferred()

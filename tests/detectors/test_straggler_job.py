@@ -274,6 +274,7 @@ def test_jobs_that_start_between_two_looks_at_the_pace_are_followed():
         assert detector.observe(case.frames_of(tick, values, (), graph)) == []
 
 
+@pytest.mark.slow
 def test_a_slow_job_accepted_as_normal_is_found_only_once_it_is_slower_still():
     detector, accepted = StragglerJob(), 330
 

@@ -60,6 +60,7 @@ def test_a_slow_stage_of_two_ranks_on_two_nodes_does_not_page():
     assert {f.level for f in findings(32, 1, 16, [4, 5])} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_a_slow_stage_of_one_rank_pages_if_its_gpu_throttles():
     assert ("rank:7.2", "page") in levels(findings(8, 1, 8, [2], bits=0x40))
 
@@ -81,6 +82,7 @@ def test_a_slow_stage_of_four_ranks_on_four_nodes_gives_no_finding():
     assert findings(32, 1, 8, [4, 5, 6, 7]) == []
 
 
+@pytest.mark.slow
 def test_healthy_stages_of_two_ranks_give_no_finding():
     assert findings(8, 1, 4, [], ticks=600) == []
 
@@ -118,6 +120,7 @@ def test_ranks_that_learned_in_a_slow_stage_blame_none_of_its_nodes():
     assert "page" not in {f.level for f in found}
 
 
+@pytest.mark.slow
 def test_a_slow_rank_that_learned_late_is_still_found_after_a_pause_of_its_job():
     rng, detector, found = np.random.default_rng(3), Straggler(), []
     ranks, gpus = tuple(f"rank:7.{i}" for i in range(16)), tuple(f"gpu:n{i // 4}.{i % 4}" for i in range(16))

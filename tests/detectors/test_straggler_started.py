@@ -102,6 +102,7 @@ def test_a_clock_far_below_that_of_its_stage_from_the_start_is_a_page(clock):
     assert "gpu.sm_clock" in page.signals
 
 
+@pytest.mark.slow
 def test_two_slow_clocks_on_two_nodes_are_two_pages():
     job = Job(6, 4, 2)
     for slow in (1, 9):

@@ -112,12 +112,14 @@ def test_a_job_that_sends_less_with_unchanged_activity_gives_no_finding():
     assert findings(slower(0.7)) == []
 
 
+@pytest.mark.slow
 def test_a_job_twice_as_slow_whose_gpus_wait_pages_without_a_culprit_within_15_minutes():
     found = findings(slower(0.45, active=0.8))
     assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "page", "JOB")}
     assert 9 <= minutes(found[0]) <= 15
 
 
+@pytest.mark.slow
 def test_nodes_that_wait_for_storage_are_named_as_the_cause():
     def change(tick, values, rates):
         slower(0.8, active=0.8)(tick, values, rates)
@@ -128,6 +130,7 @@ def test_nodes_that_wait_for_storage_are_named_as_the_cause():
     assert found[0].signals == ("nic.tx_bytes", "node.io_pressure")
 
 
+@pytest.mark.slow
 def test_clocks_that_fall_together_are_named_as_the_cause():
     def change(tick, values, rates):
         slower(0.85)(tick, values, rates)
@@ -138,6 +141,7 @@ def test_clocks_that_fall_together_are_named_as_the_cause():
     assert "SM clocks" in found[0].evidence["cause"]
 
 
+@pytest.mark.slow
 def test_a_new_power_cap_of_all_is_policy():
     def change(tick, values, rates):
         slower(0.85)(tick, values, rates)
@@ -173,6 +177,7 @@ def test_a_job_that_restarts_with_other_work_learns_again():
     assert findings(change) == []
 
 
+@pytest.mark.slow
 def test_a_slow_gpu_explains_its_slow_job():
     def change(tick, values, rates):
         slower(0.8, active=0.85)(tick, values, rates)
@@ -182,6 +187,7 @@ def test_a_slow_gpu_explains_its_slow_job():
     assert {f.entity for f in findings(change)} == {"gpu:n1.1"}
 
 
+@pytest.mark.slow
 def test_a_busier_node_for_which_its_job_waits_is_a_ticket_since_it_may_have_more_work():
     busier = np.arange(site.SIZE) // (site.SIZE // site.NODES) == 1
 
@@ -194,6 +200,7 @@ def test_a_busier_node_for_which_its_job_waits_is_a_ticket_since_it_may_have_mor
     assert "page" not in {level for _, level in levels}
 
 
+@pytest.mark.slow
 def test_a_job_that_reports_compute_times_is_left_to_the_detectors_of_jobs():
     def change(tick, values, rates):
         slower(0.8, active=0.85)(tick, values, rates)
@@ -226,6 +233,7 @@ def test_a_restart_gives_the_same_findings():
     assert [*found, *before.run_detector(after, range(90, TICKS))] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "entity"), [(slower(0.8, active=0.85), "job:7"), (slower(0.5, active=0.85), "job:7")]
 )

@@ -195,6 +195,7 @@ def test_a_member_that_is_reset_while_the_cohort_deviates_learns_after_the_cohor
     assert step.judged[31]
 
 
+@pytest.mark.slow
 def test_a_fault_does_not_become_normal():
     rows, groups = quiet_rows(3000, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12

@@ -149,6 +149,7 @@ def test_a_silent_node_whose_ranks_were_started_again_elsewhere_pages(site):
     assert site.findings[-1].level == "page"
 
 
+@pytest.mark.slow
 def test_a_node_without_a_job_is_a_ticket_once_no_reboot_takes_as_long_and_never_pages(site):
     site.topology.remove_entities(NAMES["rank"])
     assert site.run(300, silent=["node:r0n1"]) == {("node:r0n1", "suspect"), ("node:r0n1", "ticket")}
@@ -180,6 +181,7 @@ def test_a_rack_without_a_sign_of_life_is_a_ticket_and_pages_when_a_node_would(i
     assert min(f.evidence["silent_s"] for f in impatient.findings if f.level == "page") == pytest.approx(610, abs=1)
 
 
+@pytest.mark.slow
 def test_a_rack_whose_job_still_runs_stays_a_ticket(impatient):
     assert impatient.run(300, silent=["rack:r0"], first=[JOB]) == {("rack:r0", "ticket")}
 
@@ -200,11 +202,13 @@ def silent_after_its_job(site, silent, restart=False, forget=()):
     return site.reported()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_rack_whose_job_made_steps_and_ended_later_stays_a_ticket(impatient, restart):
     assert silent_after_its_job(impatient, ["rack:r0"], restart) == {("rack:r0", "ticket")}
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_rack_whose_job_made_steps_stays_a_ticket(impatient):
     assert silent_after_its_job(impatient, ["node:r0n1"]) == {("rack:r0", "ticket"), ("node:r0n1", "ticket")}
 

@@ -126,6 +126,7 @@ def test_links_that_are_down_at_their_far_ends_page_at_once_under_a_job():
     assert found[0] in {(NODES[DEAD], "page", 30), (NODES[DEAD], "page", 40)}
 
 
+@pytest.mark.slow
 def test_supplies_that_give_little_since_page_and_full_ones_keep_it_a_ticket():
     found = Fleet().run(hook=False, ports=True, supplies=True, at=2400, seconds=200)
     assert next(f[2] for f in found if f[1] == "page") <= 90

@@ -137,6 +137,7 @@ def test_a_power_cap_of_all_gpus_is_not_reported(plant):
     assert plant.run(capped) == set()
 
 
+@pytest.mark.slow
 def test_a_flow_that_moves_alone_is_the_flow_meter_and_a_real_loss_is_not(plant):
     def meter(values, tick):
         values["coolant"]["coolant.flow"] *= 0.8
@@ -152,6 +153,7 @@ def test_a_flow_that_moves_alone_is_the_flow_meter_and_a_real_loss_is_not(plant)
     assert Plant().run(real) == set()
 
 
+@pytest.mark.slow
 def test_a_supply_that_its_return_does_not_follow_is_the_thermometer_and_a_setpoint_is_not(plant):
     def thermometer(values, tick):
         values["coolant"]["coolant.supply_temperature"] += 4
@@ -219,6 +221,7 @@ def test_an_inlet_that_stays_while_the_room_moves_by_several_steps_is_stuck(quan
     assert ("sensor:n2.inlet", "stuck") in Inlets(quantum, every).run(14, stuck_from=4, step=30)
 
 
+@pytest.mark.slow
 def test_memory_that_is_hotter_than_its_core_is_no_wrong_thermometer_and_one_that_is_colder_is(plant):
     def hot(values, tick):
         values["gpu"]["gpu.memory_temperature"][9] += 12
@@ -258,6 +261,7 @@ def test_an_idle_gpu_that_its_neighbours_warm_has_no_stuck_power_meter(plant):
     assert {f for f in plant.run(idle) if f[2] == "stuck"} == set()
 
 
+@pytest.mark.slow
 def test_a_core_that_varies_with_its_power_is_not_noisy_however_coarse_it_is(plant):
     """Jobs of minutes: the power swings on each GPU by itself, and a thermometer rounds to 2 K."""
     swings = np.random.default_rng(6)
@@ -280,6 +284,7 @@ def test_after_announced_service_a_small_offset_is_learned(plant):
     assert plant.run(offset, work) == set()
 
 
+@pytest.mark.slow
 def test_a_fault_that_shows_no_more_is_known_until_work_on_it_begins(plant):
     def biased(values, tick):
         values["gpu"]["gpu.temperature"][9] += 8 if tick < 300 else 0
@@ -439,6 +444,7 @@ def test_a_reset_before_the_first_reading_is_harmless():
     NoiseLevel().reset(np.array([True, False]))
 
 
+@pytest.mark.slow
 def test_a_temperature_that_was_reset_since_proves_nothing_about_a_power_that_moved_before(plant):
     """Stages that share a node make two of its GPUs use more power: real heat, however often it is learned."""
 

@@ -76,6 +76,7 @@ def test_a_whole_loop_that_moves_blames_no_gpu():
     assert run_detector(plate(1.4, range(len(GPUS)))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kelvin", [2.0, 6.0, 15.0])
 def test_a_core_that_warms_without_its_memory_is_a_sensor(kelvin):
     assert levels(run_detector(reading("gpu.temperature", kelvin), 250)) <= {"suspect"}
@@ -104,6 +105,7 @@ def test_a_load_step_and_idle_gpus_give_no_finding():
     assert run_detector(change, 250) == []
 
 
+@pytest.mark.slow
 def test_a_power_that_reads_low_against_the_energy_counter_is_a_sensor():
     def change(tick, values, resistance):
         if values is not None:
@@ -115,6 +117,7 @@ def test_a_power_that_reads_low_against_the_energy_counter_is_a_sensor():
     assert "ticket" not in levels(run_detector(change, 250))
 
 
+@pytest.mark.slow
 def test_a_temperature_that_is_constant_while_the_power_moves_is_not_judged():
     def change(tick, values, resistance):
         if values is not None and tick >= 40:
@@ -133,10 +136,12 @@ def serviced(share, gpus):
     return change
 
 
+@pytest.mark.slow
 def test_plates_that_are_others_after_maintenance_are_their_new_normal():
     assert run_detector(serviced(1.3, range(8, 11)), 250) == []
 
 
+@pytest.mark.slow
 def test_a_node_whose_gpus_all_cool_worse_since_maintenance_is_one_ticket_on_the_node():
     found = run_detector(serviced(1.4, range(8, 16)), 250)
     assert {f.entity for f in found} == {"node:n1"}
@@ -191,6 +196,7 @@ def test_nan_constants_vanishing_and_new_gpus_and_time_that_steps_back_are_accep
         assert detector.observe(CASE.frames_of(at, values, [], graph)) == []
 
 
+@pytest.mark.slow
 def test_findings_continue_over_a_restart():
     first, second = Thermal(), Thermal()
     whole = run_detector(plate(1.4), 160)
@@ -256,6 +262,7 @@ def test_a_gpu_with_normal_resistance_close_to_its_limit_is_one_ticket_for_a_day
     assert run_detector(change, 30, detector, 500 + 8640 - 270) == []
 
 
+@pytest.mark.slow
 def test_maintenance_of_a_gpu_with_recurring_throttling_ends_its_ticket():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance, until=100)
@@ -375,6 +382,7 @@ def test_a_gpu_that_finds_peers_has_a_new_trend_and_no_wear():
             assert detector.observe({"gpu": Frame(time, "gpu", frame.entities, frame.values, graph)}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [GUILTY, "node:n1", "rack:r0"])
 def test_a_resistance_accepted_as_normal_becomes_the_usual_one(named):
     detector = Thermal()

@@ -32,6 +32,7 @@ def test_a_rack_with_warm_intake_air_is_a_ticket_and_never_a_page():
     assert found[-1].evidence["fans_faster"] == pytest.approx(0.8, abs=0.1)
 
 
+@pytest.mark.slow
 def test_most_racks_of_a_row_are_reported_as_the_row():
     graph = topology(PER_RACK // 2)
     graph.merge({f"rack:r{r}": (f"row:a{r // 2}",) for r in range(8)})
@@ -39,6 +40,7 @@ def test_most_racks_of_a_row_are_reported_as_the_row():
     assert {f.entity for f in found if f.level == "ticket"} == {"row:a1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kelvin", [1.0, 2.0, 2.7])
 def test_a_warm_afternoon_gives_no_ticket(kelvin):
     found = run_detector(
@@ -53,6 +55,7 @@ def test_two_warm_afternoons_together_give_no_ticket_while_the_fans_run_as_usual
     assert {f.level for f in found} <= {"suspect"}
 
 
+@pytest.mark.slow
 def test_air_that_is_far_too_warm_is_a_ticket_at_any_fan_speed():
     found = run_detector(lambda t: grown(t, RACK == 1, 8.0, 200), lambda t: grown(t, RACK == 1, 0.0), 600)
     assert {f.level for f in found} == {"suspect", "ticket"}
@@ -63,6 +66,7 @@ def test_one_inlet_that_jumps_is_its_sensor():
     assert run_detector(lambda t: grown(t, alone, 12.0, 1), lambda t: grown(t, alone, 0.0)) == []
 
 
+@pytest.mark.slow
 def test_a_hall_that_warms_with_the_weather_gives_no_finding():
     every = RACK >= 0
     assert run_detector(lambda t: grown(t, every, 5.0, 600), lambda t: grown(t, every, 0.5, 600), 900) == []
@@ -129,6 +133,7 @@ def test_there_is_no_finding_before_it_has_learned():
     assert CASE.step * SECOND == 10 * SECOND
 
 
+@pytest.mark.slow
 def test_a_rack_accepted_as_normal_is_learned_again():
     detector, graph = ThermalInlet(), topology()
     for tick in range(700):

@@ -81,12 +81,14 @@ def test_the_first_gpu_to_throttle_is_not_a_ticket_after_its_loop():
     assert both[-1].time < CASE.time(SINCE + 60)
 
 
+@pytest.mark.slow
 def test_two_nodes_are_reported_as_nodes_and_a_power_cap_or_a_brake_is_not_throttling_by_heat():
     assert {f.entity for f in run_detector(hot(range(2 * WIDTH)))} == {"node:n0", "node:n1"}
     assert run_detector(hot(bits=0x4)) == []
     assert run_detector(hot(bits=0x88)) == []
 
 
+@pytest.mark.slow
 def test_gpus_without_a_node_are_not_loop():
     assert {f.entity for f in run_detector(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
     assert {f.entity for f in run_detector(hot(), graph=Topology())} <= set(GPUS)
@@ -113,6 +115,7 @@ def test_a_unit_that_throttles_as_the_detector_starts_is_reported():
     assert found[0].time == CASE.time(1)
 
 
+@pytest.mark.slow
 def test_idle_and_spare_gpus_are_not_part_of_it():
     def spare(tick, values):
         """One of the three nodes never worked."""
@@ -183,6 +186,7 @@ def test_feedback_on_one_node_does_not_change_the_loop():
     assert {f.entity for f in run_detector(hot(), 30, detector, 120)} == {LOOP}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [40, SINCE + 1, SINCE + 30, SINCE + 100])
 def test_a_restart_changes_nothing(stop):
     first, second = Thermal(), Thermal()

@@ -69,6 +69,7 @@ def test_a_verb_that_is_off_is_refused(database: Database) -> None:
         world.propose("evict", "n03")
 
 
+@pytest.mark.slow
 def test_a_release_ends_the_hold_and_the_node_gets_work_again(world: World) -> None:
     held = hold(world, "n03")
     act = world.propose("release", "n03")
@@ -87,6 +88,7 @@ def test_of_a_hold_of_two_nodes_one_may_be_released_alone(world: World) -> None:
     assert world.state(act) == "verified"
 
 
+@pytest.mark.slow
 def test_evict_ends_the_jobs_of_a_held_node_and_leaves_the_hold(world: World) -> None:
     held = hold(world, "n03")
     world.scheduler.run("81", ("n03", "n04"))
@@ -201,6 +203,7 @@ def test_two_different_people_must_approve_what_a_program_asked_for(world: World
     assert world.approve(act, CAROL).state == "approved"
 
 
+@pytest.mark.slow
 def test_break_glass_lets_one_administrator_act_on_one_node_per_hour_and_tells_everybody(world: World) -> None:
     held = [hold(world, name) for name in ("n03", "n11")]
     first, second = (world.propose("evict", name, who=ROOT) for name in ("n03", "n11"))
@@ -285,6 +288,7 @@ def test_unknown_nodes_old_states_listed_nodes_and_busy_nodes_are_refused(world:
     assert "one_act_per_node" in failing(world, "n03")
 
 
+@pytest.mark.slow
 def test_no_reset_where_the_driver_recommends_a_reboot_and_no_release_while_it_recommends_anything(
     world: World,
 ) -> None:
@@ -312,6 +316,7 @@ def test_a_node_is_released_without_a_check_only_by_two_people(world: World) -> 
     assert ([guard.name for guard in act.plan.failing], act.plan.people) == (["checked_after"], 2)
 
 
+@pytest.mark.slow
 def test_a_node_that_failed_in_its_burn_in_comes_back_after_a_deep_diagnostic_or_by_two_people(world: World) -> None:
     act = world.propose("hold", "n03")
     world.approve(act)
@@ -473,6 +478,7 @@ def test_a_policy_that_a_site_switched_on_approves_within_its_rate_and_never_pas
     assert world.propose("hold", "n19", who=POLICY, person=False).state == "refused"
 
 
+@pytest.mark.slow
 def test_three_failed_acts_open_the_breaker_which_only_a_person_closes(database: Database) -> None:
     world = World(database, replace(ON, policies=(ActPolicy("thermal", scope="rack:r0", approve=True, per_hour=9),)))
     for name in ("n03", "n11", "n19"):

@@ -109,6 +109,7 @@ def test_a_refusal_fails_the_act_with_the_tools_words(house: House, tmp_path: Pa
     assert (outcome.done, outcome.output) == (False, f"HTTP {status}: n1 is not in the inventory")
 
 
+@pytest.mark.slow
 def test_a_wrong_secret_is_refused_by_the_tool_and_a_tool_that_is_away_is_waited_for(
     house: House, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ class AskedWorld(World):
         return Executor(self.board, self.config, self.scheduler, find, lambda: self.now)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_act_goes_on_while_the_tool_is_at_work_also_after_a_kill(house: House, tmp_path: Path, killed: bool) -> None:
     with closing(Database(tmp_path / "store.duckdb")) as database:

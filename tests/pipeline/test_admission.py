@@ -115,6 +115,7 @@ def test_a_circle_across_the_inventories_of_two_senders_is_rejected(site):
     assert (rule, "row:b -> rack:a -> row:b" in reason) == ("topology", True)
 
 
+@pytest.mark.slow
 def test_a_circle_with_entities_stored_before_a_restart_is_rejected(site):
     site.send_events("n1", inventory("n1", {"rack:a": ["row:b"]}))
     site.drain()
@@ -357,6 +358,7 @@ def test_telemetry_over_the_bound_gets_no_ids_and_known_devices_continue(site):
     assert (rule, "996 more entities" in reason, "[limits]" in reason) == ("entities", True, True)
 
 
+@pytest.mark.slow
 def test_a_restart_counts_the_entities_in_the_store(site):
     site.limits = Limits(entities_per_sender=3)
     send_gpus(site, "n1", "gpu:n1.0")

@@ -95,6 +95,7 @@ class TestWhileIngestGoesOn:
         filled.database.connection.execute("DELETE FROM ingest_commit")
         assert checkpoints(filled).describe().offsets == before != ()
 
+    @pytest.mark.slow
     def test_checkpoints_go_on_after_a_backup(self, filled, tmp_path):
         writer = BackupWriter(tmp_path / "copy")
         writer.write(checkpoints(filled))
@@ -130,6 +131,7 @@ class TestWhileIngestGoesOn:
         source.expire()
         filled.database.connection.execute("CHECKPOINT")
 
+    @pytest.mark.slow
     def test_a_copy_that_lost_its_hold_is_made_again(self, filled, tmp_path):
         source, begun = checkpoints(filled), []
 
@@ -148,6 +150,7 @@ class TestWhileIngestGoesOn:
         assert len(begun) == 2
         assert totals(tmp_path / "copy") == before
 
+    @pytest.mark.slow
     def test_a_copy_that_never_succeeds_fails_with_the_reason(self, filled, tmp_path):
         source = checkpoints(filled)
         writer = BackupWriter(tmp_path / "copy", step=lambda step: source.release() if step == "begun" else None)
@@ -174,6 +177,7 @@ class TestWhileIngestGoesOn:
 
 
 class TestContent:
+    @pytest.mark.slow
     def test_it_has_history_state_offsets_and_checksums_and_no_secret(self, filled, tmp_path):
         path = "gpu/site=local/day=2026-05-28/10-0000.parquet"
         for folder, name in (("store.duckdb.history", path), ("store.duckdb.state", "7.state")):
@@ -198,6 +202,7 @@ class TestContent:
         assert sums["store.duckdb"] == hashlib.sha256((tmp_path / "copy/store.duckdb").read_bytes()).hexdigest()
         assert all(p.stat().st_mode & 0o077 == 0 for p in (tmp_path / "copy").rglob("*.duckdb"))
 
+    @pytest.mark.slow
     def test_sealed_files_share_their_space_on_the_same_disk(self, filled, tmp_path):
         path = filled.folder / "store.duckdb.history/gpu/a.parquet"
         path.parent.mkdir(parents=True)
@@ -208,6 +213,7 @@ class TestContent:
         run_backup(config_of(filled.folder), tmp_path / "copy", lambda _: None)
         assert (tmp_path / "copy/history/gpu/a.parquet").samefile(path)
 
+    @pytest.mark.slow
     def test_without_space_it_is_refused_before_anything_is_copied(self, filled, tmp_path):
         filled.shut()
         with pytest.raises(Unreachable, match=r"needs \d+ MiB"):
@@ -295,17 +301,20 @@ class TestRestore:
         run_backup(config_of(filled.folder), tmp_path / "copy", lambda _: None)
         return tmp_path / "copy"
 
+    @pytest.mark.slow
     def test_a_store_that_exists_is_refused_and_not_changed(self, filled, source):
         content = (filled.folder / "store.duckdb").read_bytes()
         with pytest.raises(Refused, match="--replace"):
             run_restore(config_of(filled.folder), source, False, lambda _: None)
         assert (filled.folder / "store.duckdb").read_bytes() == content
 
+    @pytest.mark.slow
     def test_an_earlier_store_that_was_moved_aside_is_never_overwritten(self, filled, source):
         run_restore(config_of(filled.folder), source, True, lambda _: None)
         with pytest.raises(Refused, match="remove it first"):
             run_restore(config_of(filled.folder), source, True, lambda _: None)
 
+    @pytest.mark.slow
     def test_a_damaged_file_is_named_and_nothing_is_restored(self, tmp_path, source):
         with open(source / "store.duckdb", "r+b") as file:
             file.seek(20_000)
@@ -314,6 +323,7 @@ class TestRestore:
             run_restore(config_of(tmp_path / "new"), source, False, lambda _: None)
         assert not (tmp_path / "new").exists()
 
+    @pytest.mark.slow
     def test_a_backup_of_a_newer_version_is_refused(self, tmp_path, source):
         manifest = json.loads((source / "MANIFEST.json").read_text())
         (source / "MANIFEST.json").write_text(json.dumps({**manifest, "schema_version": 999}))

@@ -71,6 +71,7 @@ def test_a_problem_becomes_the_matching_error(status: int, kind: type[Fleetpulse
         assert refused.value.exit_code == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "kind", "code"),
     [(client.WRONG_QUERY, InvalidQuery, 2), (client.REFUSED, Refused, 4), (client.OVER_LIMIT, OverLimit, 4)],

@@ -129,6 +129,7 @@ def test_one_timestamp_of_2199_changes_neither_the_newest_time_nor_last_seen(har
     assert progress.clock_errors == {"b": 173 * 365 * DAY}
 
 
+@pytest.mark.slow
 def test_ticks_of_a_clock_ahead_keep_their_distances(harness: ClockHarness) -> None:
     for _ in range(3):
         harness.send("a", error=240 * SECOND, ticks=5)
@@ -158,6 +159,7 @@ def test_a_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(har
     assert len(order) == 180
 
 
+@pytest.mark.slow
 def test_a_clock_a_day_behind_is_corrected_before_retention_could_delete_its_rows(harness: ClockHarness) -> None:
     for _ in range(20):
         harness.send("a", error=-DAY)
@@ -242,6 +244,7 @@ def test_an_event_alone_counts_as_an_arrival(harness: ClockHarness) -> None:
     assert harness.ingest.progress.nodes == {}
 
 
+@pytest.mark.slow
 def test_last_seen_in_an_older_store_does_not_stay_in_the_future(harness: ClockHarness) -> None:
     harness.send("a")
     harness.drain()
@@ -257,6 +260,7 @@ def test_last_seen_in_an_older_store_does_not_stay_in_the_future(harness: ClockH
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_clock_is_one_event_and_its_correction_another(harness: ClockHarness) -> None:
     for error in (HOUR, HOUR, 0, 0, 0, 0, 0, 0, 0, 0, 0):
         harness.send("a", error=error)
@@ -318,6 +322,7 @@ def run_senders(
     return harness.ingest.senders.find_passed_time(harness.clock, lateness)
 
 
+@pytest.mark.slow
 def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(harness: ClockHarness) -> None:
     assert run_senders(harness, 5, ("a", 0), ("b", 3 * SECOND)) == harness.clock - SECOND - 3 * SECOND
 
@@ -387,6 +392,7 @@ def test_a_sender_slower_than_the_lateness_delays_no_other(harness: ClockHarness
     assert harness.ingest.senders.find_passed_time(harness.clock, 30 * SECOND) == harness.clock - SECOND
 
 
+@pytest.mark.slow
 def test_a_stall_of_the_pipeline_does_not_make_a_sender_slow(harness: ClockHarness) -> None:
     run_senders(harness, 5, ("a", 0), ("b", 0))
     for _ in range(20):
@@ -488,6 +494,7 @@ def test_with_two_senders_an_error_is_not_attributed_to_our_clock(harness: Clock
     assert sorted(read_clock_events(harness)) == [("node:a", 3600.0), ("node:b", 3600.0)]
 
 
+@pytest.mark.slow
 def test_half_of_the_senders_are_not_a_majority(harness: ClockHarness) -> None:
     send_from_fleet(harness, 30, 0, ("x", 0), ("y", 0), nodes="ab")
     send_from_fleet(harness, 60, 0, ("x", HOUR), ("y", HOUR), nodes="ab")

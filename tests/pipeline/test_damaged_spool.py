@@ -269,6 +269,7 @@ def intact_sequences(files: list[Path], sent: dict[int, bytes]) -> set[int]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.lists(DAMAGE, max_size=4), read=st.integers(0, COUNT), after=st.lists(DAMAGE, max_size=4))
 def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_without_a_report(

@@ -165,6 +165,7 @@ def test_a_file_that_is_not_a_store_is_a_wrong_path(intact_store: Path, tmp_path
     assert found.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_file_without_read_permission_is_a_wrong_path(intact_store: Path, tmp_path: Path) -> None:
     path = copy_store(intact_store, tmp_path)
     path.chmod(0o000)
@@ -226,6 +227,7 @@ def test_damage_in_the_middle_is_reported_when_it_is_read(intact_store: Path, tm
     database.close()
 
 
+@pytest.mark.slow
 def test_a_store_locked_by_another_process_is_not_reported_as_damaged(intact_store: Path, tmp_path: Path) -> None:
     database = Database(copy_store(intact_store, tmp_path))
     opening = f"Database(Path({str(database.path)!r}))"
@@ -266,6 +268,7 @@ def test_doctor_reports_the_damage_and_changes_nothing(killed_store: Path, tmp_p
     assert file_digests(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_command_reports_the_damage_in_one_line(intact_store: Path, tmp_path: Path) -> None:
     path = copy_store(intact_store, tmp_path)
     DAMAGE["cut in the middle"](path)

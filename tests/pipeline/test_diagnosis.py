@@ -62,6 +62,7 @@ def test_a_closed_port_refuses_the_connection() -> None:
         expect_problem(Kafka(f"{HOST}:{port.getsockname()[1]}"), "unreachable", HOST, "refused")
 
 
+@pytest.mark.slow
 def test_a_host_name_that_does_not_resolve_is_reported() -> None:
     expect_problem(Kafka("broker.invalid:9092"), "unreachable", "broker.invalid", "resolve")
 
@@ -290,6 +291,7 @@ def test_the_log_level_of_the_client_never_includes_passwords() -> None:
     assert not logging.getLogger("kafka.admin.client").isEnabledFor(logging.DEBUG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [kafka_clients.create_admin, kafka_clients.create_consumer])
 def test_a_client_of_a_frozen_tls_broker_stops_in_time(frozen_listener: str, make: Callable[..., Any]) -> None:
     before, begun = set(threading.enumerate()), time.monotonic()

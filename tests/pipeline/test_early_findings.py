@@ -168,6 +168,7 @@ def test_a_persons_action_on_an_early_incident_is_kept() -> None:
         assert [c.kind for c in live.history] == ["opened", state]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_actions_in_between_leave_no_gap_in_the_history_and_no_open_incident_in_the_store_alone(seed: int) -> None:

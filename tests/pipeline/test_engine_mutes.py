@@ -77,6 +77,7 @@ def test_a_muted_detector_opens_no_incident_and_its_findings_are_stored(site):
     assert evidence == "new paste"
 
 
+@pytest.mark.slow
 def test_a_finding_under_a_mute_has_the_mute_as_evidence_until_the_mute_ends(site):
     """Otherwise the incident page would show the evidence of the peak: no mute, or one that ended long ago."""
     running = start_engine(site)
@@ -152,6 +153,7 @@ def test_a_mode_of_an_unknown_detector_is_refused_at_the_start(site):
         start_engine(site, [ModeRule("record", "cold")])
 
 
+@pytest.mark.slow
 def test_recorded_findings_open_no_incident(site):
     running = start_engine(site, [ModeRule("record", "hot")])
     running.play(0, [95] * 6)

@@ -89,6 +89,7 @@ def test_a_message_that_arrives_late_is_stored_and_its_gap_is_removed(store: Sto
     assert store.ingest.counters["healed"] == 2
 
 
+@pytest.mark.slow
 def test_a_gap_is_closed_after_a_restart_too(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(0), sealed(5)])
     store.drain()
@@ -108,6 +109,7 @@ def test_messages_sent_before_this_store_existed_are_one_gap(store: StoreHarness
     ]
 
 
+@pytest.mark.slow
 def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_their_sequences(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(i) for i in range(10)])
     store.drain()
@@ -122,6 +124,7 @@ def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_their_sequences(stor
     assert store.ingest.counters["gap_messages"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event_first", [True, False])
 def test_a_gap_has_the_cause_that_its_agent_reports(store: StoreHarness, event_first: bool) -> None:
     steps = [(WORD, [gap_report(TELEMETRY, 1, 4, "spool full")]), (ONE, [sealed(0), sealed(4)])]
@@ -172,6 +175,7 @@ def test_an_invalid_gap_report_is_stored_as_an_event_alone(store: StoreHarness, 
     assert store.rows("SELECT count(*) FROM events") == [(1,)]
 
 
+@pytest.mark.slow
 def test_a_new_spool_first_seen_late_loses_nothing_of_its_beginning(store: StoreHarness) -> None:
     store.log.add(ONE, [sealed(i) for i in range(4)])
     store.drain()
@@ -204,6 +208,7 @@ def test_many_gaps_of_one_sender_are_closed_without_a_statement_for_each(store: 
     assert store.missing == []
 
 
+@pytest.mark.slow
 def test_gaps_beyond_the_memory_bound_stay_counted(store: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.offsets.MAX_GAPS", 2)
     for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
@@ -239,6 +244,7 @@ def test_in_any_order_each_message_of_each_spool_is_stored_once_or_is_in_a_gap(
         store.close()
 
 
+@pytest.mark.slow
 def test_invented_spools_of_a_sender_are_dropped_except_the_newest_and_do_not_affect_others(site) -> None:
     site.send("h2", T0)
     gap_report = {"topic": TELEMETRY, "first": 0, "next": 5, "cause": "x"}

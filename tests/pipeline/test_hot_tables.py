@@ -102,6 +102,7 @@ def test_sets_that_differ_by_few_signals_share_a_table(database):
     ]
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_commit_for_one_table_are_one_statement(database, monkeypatch):
     made, insert = [], HotTables._insert
     monkeypatch.setattr(HotTables, "_insert", lambda self, *a: (made.append(a[1]), insert(self, *a)))
@@ -143,6 +144,7 @@ def test_a_signal_with_another_type_than_its_column_is_refused(database):
         tables.append(connection, [other])
 
 
+@pytest.mark.slow
 def test_an_empty_table_is_dropped_with_its_old_rows_and_its_signals_stay_in_the_view(site):
     site.send("n1", T0)
     ingest = site.open()
@@ -183,6 +185,7 @@ def old_store(tmp_path):
     made.close()
 
 
+@pytest.mark.slow
 def test_a_store_of_version_1_is_read_in_the_same_views(old_store):
     run = old_store.connection.execute
     assert run("SELECT value FROM meta WHERE key = 'schema_version'").fetchall() == [("4",)]
@@ -203,6 +206,7 @@ def test_a_store_of_version_1_keeps_its_offsets(old_store):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_new_rows_stand_beside_those_of_version_1_in_one_view(old_store):
     devices = Devices(old_store.connection)
     devices.assign_ids("gpu", "local", "n1", False, ("gpu:n1.0",))
@@ -290,6 +294,7 @@ def test_after_any_kills_the_latest_rows_are_those_of_the_store(new_site, steps)
         spool.close()
 
 
+@pytest.mark.slow
 def test_a_row_of_a_long_interval_is_not_older_than_a_later_one_of_other_signals(site):
     """Both are in one commit, the later one first."""
     ingest = opened(site, [NOW])
@@ -339,6 +344,7 @@ def waiting(site):
     return Waiting(site)
 
 
+@pytest.mark.slow
 def test_telemetry_of_two_seconds_is_one_commit(site, waiting):
     site.send("n1", T0)
     assert waiting.step() == 1

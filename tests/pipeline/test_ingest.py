@@ -27,6 +27,7 @@ def test_every_sample_is_stored_under_its_entity_and_time(site):
     assert found == [(T0 + t * SECOND, f"gpu:n1.{g}", 40.0 + t, 1000 + g) for t in range(3) for g in range(2)]
 
 
+@pytest.mark.slow
 def test_a_restart_continues_at_the_stored_offset(site):
     site.send("n1", T0)
     site.drain()
@@ -36,6 +37,7 @@ def test_a_restart_continues_at_the_stored_offset(site):
     assert site.rows("SELECT count(*) FROM gaps") == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_repeated_message_is_counted_and_not_stored_again(site):
     site.send("n1", T0)
     site.drain()
@@ -83,6 +85,7 @@ def test_a_broken_clock_is_a_dead_letter(site):
     assert "clock is broken" in site.rows("SELECT reason FROM dead_letter")[0][0]
 
 
+@pytest.mark.slow
 def test_missing_values_are_null(site):
     columns = {
         "gpu.temperature": np.array([[np.nan]], "f4"),
@@ -95,6 +98,7 @@ def test_missing_values_are_null(site):
     assert site.rows("SELECT temperature, sm_clock, energy FROM gpu") == [(None, None, None)]
 
 
+@pytest.mark.slow
 def test_a_signal_missing_in_the_catalogue_becomes_a_column(site):
     columns = {"gpu.made_by_others": np.array([[7]], "u4")}
     batch = Batch(Origin("local", "n1", b"b" * 16), np.array([T0]), (Block("gpu", ("gpu:n1.0",), columns),))
@@ -103,6 +107,7 @@ def test_a_signal_missing_in_the_catalogue_becomes_a_column(site):
     assert site.rows("SELECT made_by_others FROM gpu") == [(7,)]
 
 
+@pytest.mark.slow
 def test_latest_holds_the_newest_row_of_each_device(site):
     site.send("n1", T0, ticks=3, first=40.0)
     site.send("n2", T0, ticks=1, first=50.0)
@@ -123,6 +128,7 @@ def test_messages_of_all_nodes_are_committed_in_order_of_event_time(site):
     assert committed.rows[0].time[0] == T0 - 100 * SECOND
 
 
+@pytest.mark.slow
 def test_a_dropped_segment_is_a_counted_gap_with_its_cause(site):
     spool = site.spool("n1")
     spool.max_bytes = 3 * (1 << 16)
@@ -147,6 +153,7 @@ def spool_ticks(spool) -> int:
     return spool.dropped * SECOND
 
 
+@pytest.mark.slow
 def test_a_new_spool_of_a_node_is_a_counted_gap_and_is_read_from_its_start(site):
     site.send("n1", T0)
     site.drain()
@@ -223,6 +230,7 @@ SCRIPTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPTS)
 def test_any_script_of_batches_poison_and_restarts_stores_each_batch_once(new_site, script):

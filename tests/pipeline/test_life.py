@@ -48,6 +48,7 @@ def test_an_acknowledged_page_is_open_again_and_sent_again_after_two_hours(site)
     assert site.alerts() == [(page, "firing"), (page, "firing")]
 
 
+@pytest.mark.slow
 def test_an_acknowledged_ticket_stays_acknowledged(site):
     ticket = site.report("gpu:n0.0", level="ticket")
     site.people.acknowledge(ticket, ANN, "next week")
@@ -118,6 +119,7 @@ def test_a_page_that_nobody_takes_is_escalated_step_by_step_and_acknowledging_st
     site.database.close()
 
 
+@pytest.mark.slow
 def test_a_silenced_incident_opens_without_an_alert_and_is_sent_when_the_silence_ends(site):
     matchers = parse_matchers(['rack="r0"', 'severity=~"critical|warning"'])
     site.people.add_silence("silence", matchers, None, site.now + 30 * MINUTE, "new cable", ANN)
@@ -154,6 +156,7 @@ def test_the_history_says_which_rule_and_which_incident_inhibit_an_alert_and_unt
     site.database.close()
 
 
+@pytest.mark.slow
 def test_an_inhibited_page_is_not_escalated_before_its_source_ends(tmp_path):
     rule = InhibitRule(('entity="gpu:n1.1"',), ('entity="gpu:n0.0"',))
     steps = Incidents(escalation=(EscalationStep(5.0, ("boss",)),))
@@ -223,6 +226,7 @@ def test_matchers_that_alertmanager_would_refuse_are_refused(matchers, why):
         parse_matchers(matchers)
 
 
+@pytest.mark.slow
 def test_maintenance_records_findings_silences_incidents_and_judges_again_15_minutes_after_its_end(site):
     scopes = make_scope_matchers(["rack:r0", "node:n7"])
     site.people.add_silence("maintenance", scopes, None, site.now + HOUR, "pump swap", ANN)
@@ -301,6 +305,7 @@ def test_an_incident_that_flaps_stays_open_until_it_was_quiet_for_longer(site):
     assert site.alerts()[-1] == (page, "resolved")
 
 
+@pytest.mark.slow
 def test_a_slow_gpu_that_each_new_job_finds_again_is_one_incident_that_goes_on(site):
     slow = site.report("rank:1.0", detector="straggler")
     assert site.shown()[slow].cause == "gpu:n0.0"
@@ -317,6 +322,7 @@ def test_a_slow_gpu_that_each_new_job_finds_again_is_one_incident_that_goes_on(s
     assert (site.state(slow), len(site.alerts())) == ("acknowledged", alerts)
 
 
+@pytest.mark.slow
 def test_a_slow_gpu_resolves_when_another_job_shows_it_as_normal(site):
     slow = site.report("rank:1.0", detector="straggler")
     site.topology.remove_entities(["rank:1.0"])
@@ -327,6 +333,7 @@ def test_a_slow_gpu_resolves_when_another_job_shows_it_as_normal(site):
     assert site.state(slow) == "resolved"
 
 
+@pytest.mark.slow
 def test_missing_telemetry_never_resolves_an_incident(site):
     page = site.report("gpu:n0.0")
     site.silent.add("gpu:n0.0")
@@ -368,6 +375,7 @@ def test_what_was_merged_by_a_person_stays_merged_and_its_findings_move(site):
     assert site.report("gpu:n5.0", onset=site.now) == one
 
 
+@pytest.mark.slow
 def test_what_was_split_by_a_person_stays_apart_with_its_findings(site):
     one = site.report("node:n0")
     site.report("gpu:n0.1")
@@ -387,6 +395,7 @@ def test_what_was_split_by_a_person_stays_apart_with_its_findings(site):
         site.people.split(one, ["node:n0"], ANN, "nothing would stay")
 
 
+@pytest.mark.slow
 def test_feedback_counts_in_the_page_budget_and_can_be_taken_back(site):
     page = site.report("gpu:n0.0")
     counted = lambda: site.database.connection.execute("SELECT incident, reason FROM wrong_pages").fetchall()  # noqa: E731

@@ -111,6 +111,7 @@ def _token_or_none(source: TokenSource) -> str | None:
         return None
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_hangs_blocks_a_client_only_until_the_limit(
     endpoint: TokenEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

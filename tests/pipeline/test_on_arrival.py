@@ -129,6 +129,7 @@ def test_restarts_before_and_after_the_evaluation_page_once(
     assert arrival_engine.has_paged_once()
 
 
+@pytest.mark.slow
 def test_a_reloaded_driver_pages_no_one_on_arrival(arrival_engine: ArrivalEngine) -> None:
     arrival_engine.run(0, 3)
     arrival_engine.site.send_events(

@@ -79,6 +79,7 @@ def test_rows_of_mapped_and_custom_signals_are_stored_in_their_classes(store: Ha
     ]
 
 
+@pytest.mark.slow
 def test_a_message_is_stored_once_across_restarts_and_only_its_offset_counts(store: Harness) -> None:
     same = gpu_request()
     store.send(same, same)
@@ -198,6 +199,7 @@ def test_a_gateways_message_under_another_key_or_damaged_is_a_dead_letter(store:
     assert store.rows("SELECT count(*) FROM gpu") == [(0,)]
 
 
+@pytest.mark.slow
 def test_what_is_kept_as_custom_signals_shadowed_or_dropped_is_counted(store: Harness) -> None:
     request = Request("n1").gauge("hw.temperature", 40.0, hw__id="gpu:n1.0", unit="Cel").gauge("m", None)
     point = request.message.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0]

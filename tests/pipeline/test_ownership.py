@@ -106,6 +106,7 @@ def test_a_port_first_reported_by_another_node_belongs_to_its_host_from_its_firs
 # --- by claim --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_entity_without_a_host_name_belongs_to_its_first_reporter_also_after_a_restart(site):
     send_blocks(site, "row3", NOW, coolant=("cdu:c1",))
     site.drain()
@@ -117,6 +118,7 @@ def test_an_entity_without_a_host_name_belongs_to_its_first_reporter_also_after_
     assert reasons(site)[0].startswith("owner: 'cdu:c1': belongs to row3")
 
 
+@pytest.mark.slow
 def test_a_device_of_a_store_without_claims_belongs_to_the_node_of_its_row(site):
     send_blocks(site, "row3", NOW, coolant=("cdu:c1",))
     site.drain()
@@ -127,6 +129,7 @@ def test_a_device_of_a_store_without_claims_belongs_to_the_node_of_its_row(site)
     assert ingest.admission.owners.claims["cdu:c1"].owner == "row3"
 
 
+@pytest.mark.slow
 def test_a_silent_owner_is_replaced_and_gets_its_entity_back_when_it_returns(site):
     send_blocks(site, "row3", NOW - 3 * TAKEOVER - SECOND, coolant=("cdu:c1",))
     send_blocks(
@@ -176,6 +179,7 @@ def test_an_entity_that_only_inventory_reports_stays_with_its_owner_as_long_as_i
     assert owners.claim_entity("h1", "leaf:l4", NOW + 6 * TAKEOVER + SECOND) is None
 
 
+@pytest.mark.slow
 def test_expired_claims_are_dropped_from_memory_and_store(site):
     send_blocks(site, "row3", NOW, coolant=("cdu:c1",))
     ingest = site.drain()
@@ -234,6 +238,7 @@ def test_a_rank_belongs_to_the_node_that_runs_it_and_moves_once_it_ended_there(s
     assert len(reasons(site)) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_moves_a_minute_after_its_node_was_lost(site):
     send_blocks(site, "h1", NOW - RANK_TAKEOVER - SECOND, rank=("rank:81.0",))
     send_blocks(site, "h2", NOW, rank=("rank:81.0",))
@@ -242,6 +247,7 @@ def test_a_rank_moves_a_minute_after_its_node_was_lost(site):
     assert reasons(site) == []
 
 
+@pytest.mark.slow
 def test_the_end_of_a_job_ends_the_senders_ranks_alone(site):
     for node, rank in (("h1", "rank:81.0"), ("h2", "rank:81.1")):
         site.send_events(node, Event(NOW, "job:81", "job_start", {"ranks": {rank: {"gpu": f"gpu:{node}.0"}}}))
@@ -290,6 +296,7 @@ def job_names(site) -> dict[str, str]:
     return {entity: json.loads(attributes)["name"] for entity, attributes in rows}
 
 
+@pytest.mark.slow
 def test_the_attributes_of_a_job_come_from_its_first_node_and_no_other_node_replaces_them(site):
     send_job_inventory(site, "h1", NOW, "good", "rank:81.0")
     site.drain()
@@ -302,6 +309,7 @@ def test_the_attributes_of_a_job_come_from_its_first_node_and_no_other_node_repl
     assert site.rows("SELECT entity FROM entity WHERE kind = 'rank' ORDER BY ALL") == [("rank:81.0",), ("rank:81.1",)]
 
 
+@pytest.mark.slow
 def test_a_node_without_ranks_of_a_job_does_not_describe_it_even_as_the_first(site):
     send_job_inventory(site, "evil", NOW, "evil")
     send_job_inventory(site, "evil2", NOW, "evil", "rank:82.0")
@@ -357,6 +365,7 @@ def test_a_job_start_accepts_no_stage_of_another_job(site):
     assert "expected a stage of its job" in reasons(site)[0]
 
 
+@pytest.mark.slow
 def test_invalid_ranks_do_not_affect_the_rest_of_an_event(site):
     site.send_events("h2", Event(NOW, "job:a", "job_start", {"ranks": {"rank:a.0": {}}}))
     site.drain()

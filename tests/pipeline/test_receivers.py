@@ -251,6 +251,7 @@ def test_pagerduty_has_one_alert_for_the_life_of_an_incident(service: Service, s
     assert events[0]["links"] == [{"href": "https://fleet.example/incident?id=inc-0", "text": "Incident in Fleetpulse"}]
 
 
+@pytest.mark.slow
 def test_pagerduty_says_what_was_left_out_of_a_long_event(service: Service, secret: Secret) -> None:
     one = build_receiver(pagerduty(service, secret))[0]
     one.send(message(alerts=[alert(i) for i in range(9000)]), CALL)
@@ -400,6 +401,7 @@ def test_a_long_body_of_version_4_is_cut_and_counted(service: Service, secret: S
     assert "fleetpulse" not in body
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # apprise imports imghdr
 def test_apprise_reaches_a_service_that_it_knows(service: Service, secret: Secret) -> None:
     pytest.importorskip("apprise", reason="the extra 'apprise' is not installed")

@@ -138,6 +138,7 @@ def test_a_series_from_rollups_equals_that_from_rows(store, signal, points):
         np.testing.assert_allclose(values[0], values[1], rtol=0.002)
 
 
+@pytest.mark.slow
 def test_rows_are_read_for_points_finer_than_a_rollup_and_rollups_where_rows_have_expired(store):
     store.sealer.seal(T0 + 3 * HOUR)
     fine = Span(T0, T0 + HOUR, 1000)
@@ -184,6 +185,7 @@ def test_a_64_bit_counter_of_the_same_signal_that_falls_was_reset(tmp_path):
     made.database.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_rollup_of_a_sorted_file_equals_the_one_that_sql_computes(tmp_path, monkeypatch, data):

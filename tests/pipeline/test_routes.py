@@ -188,6 +188,7 @@ def test_a_group_without_changes_is_repeated(grouped: NotifierHarness, receiver:
     assert [reason for reason, _, _ in posts(receiver)] == ["first notification", *["repeat interval elapsed"] * 2]
 
 
+@pytest.mark.slow
 def test_an_alert_that_ends_within_group_wait_is_never_sent(grouped: NotifierHarness, receiver: Receiver) -> None:
     grouped.write_change("opened")
     run_for(grouped, 5)

@@ -131,6 +131,7 @@ def test_a_file_is_read_by_pyarrow_sorted_and_has_signed_integers_only(store):
     assert meta.row_group(0).column(0).compression == "ZSTD"
 
 
+@pytest.mark.slow
 def test_sites_have_separate_files_and_names_of_sites_are_escaped(store):
     store.add(T0, 5)
     store.add(T0, 5, site="a b/..")
@@ -140,6 +141,7 @@ def test_sites_have_separate_files_and_names_of_sites_are_escaped(store):
     assert store.view() == before
 
 
+@pytest.mark.slow
 def test_late_rows_of_a_sealed_hour_are_shown_and_sealed_again(store):
     store.add(T0, 30)
     store.sealer.seal(T0 + HOUR)
@@ -160,6 +162,7 @@ def test_rows_that_arrive_during_the_copy_stay_hot(store):
     assert len(store.view()) == 20 * GPUS
 
 
+@pytest.mark.slow
 def test_a_new_signal_during_the_copy_ends_it_and_the_next_pass_seals(store):
     store.add(T0, 10)
     job = store.sealer._prepare(T0 + HOUR)
@@ -180,6 +183,7 @@ def test_a_counter_of_2_to_the_63_is_null_and_counted(store):
     assert store.sealer.lost_values == 1
 
 
+@pytest.mark.slow
 def test_a_file_without_a_new_column_has_null_there(store):
     store.add(T0, 1)
     store.sealer.seal(T0 + HOUR)
@@ -246,6 +250,7 @@ def test_a_kill_at_any_step_leaves_every_row_once(store, step, merging):
     assert store.view() == before
 
 
+@pytest.mark.slow
 def test_a_missing_file_is_counted_and_the_rest_stays_readable(store):
     store.add(T0, 120)
     store.sealer.seal(T0 + 2 * HOUR)
@@ -258,6 +263,7 @@ def test_a_missing_file_is_counted_and_the_rest_stays_readable(store):
     assert store.run("SELECT kind, topic, number, messages FROM losses") == [("history", "gpu", 1, 60 * GPUS)]
 
 
+@pytest.mark.slow
 def test_files_of_a_lost_store_are_kept_aside(store):
     store.add(T0, 60)
     store.sealer.seal(T0 + HOUR)
@@ -390,6 +396,7 @@ def test_sql_reads_sealed_rows_and_no_file_by_itself(store):
         runner.close()
 
 
+@pytest.mark.slow
 def test_a_scan_reads_only_the_files_of_its_time(store):
     store.add(T0, 180)
     store.sealer.seal(T0 + 3 * HOUR)
@@ -418,6 +425,7 @@ def test_no_connection_to_a_store_reads_or_writes_other_files(store, tmp_path):
             store.run(query)
 
 
+@pytest.mark.slow
 def test_the_store_opened_read_only_shows_sealed_rows(store):
     store.add(T0, 60)
     store.sealer.seal(T0 + HOUR)

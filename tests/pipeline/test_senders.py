@@ -130,6 +130,7 @@ def test_a_repeated_message_is_a_duplicate_also_after_a_second_one_of_its_sequen
     assert ingest.rejected["sequence"] == 1
 
 
+@pytest.mark.slow
 def test_a_log_read_again_from_its_start_gives_only_duplicates(bench):
     bench.log.add(ONE, [message("h2", n, 40.0) for n in range(2 * WINDOW)])
     bench.drain()

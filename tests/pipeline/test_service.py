@@ -105,6 +105,7 @@ def test_a_long_span_that_is_stored_and_not_yet_evaluated_counts_as_backlog(site
     assert PipelineBackend(service).read_health()["backlog"] is False
 
 
+@pytest.mark.slow
 def test_before_the_first_step_has_ended_the_history_does_not_count_as_evaluated(site, service, monkeypatch):
     """The demo opens its dashboard when there is no backlog; it once did so between the first commit and its end."""
     service.start_engine()
@@ -140,6 +141,7 @@ def test_a_long_start_is_not_reported_as_waiting_input(site, service, monkeypatc
     assert service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     """Other senders keep their lateness: the neighbour is 20 s late, and is waited for."""
     service.start_engine()
@@ -176,6 +178,7 @@ def _send_now(self, message, after_s=0.0):
     self.after_s = min(after_s, 0.01)
 
 
+@pytest.mark.slow
 def test_silent_agents_are_counted_and_do_not_change_readiness(site, service):
     service.start_engine()
     site.send("n1", T0)
@@ -186,6 +189,7 @@ def test_silent_agents_are_counted_and_do_not_change_readiness(site, service):
     assert service.list_unready_reasons() == []
 
 
+@pytest.mark.slow
 def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_a_while(site, service, monkeypatch):
     service.start_engine()
     site.send("n1", T0)
@@ -200,6 +204,7 @@ def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_
     assert not PipelineBackend(service).read_health()["stalled"]
 
 
+@pytest.mark.slow
 def test_a_partition_that_does_not_answer_while_others_do_is_a_reason_to_be_unready(site, service, monkeypatch):
     service.start_engine()
     site.send("n1", T0)
@@ -315,6 +320,7 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
     assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(100, 100)]
 
 
+@pytest.mark.slow
 def test_a_fault_in_evaluation_is_reported_and_storing_continues(site, service, caplog):
     service.start_engine()
 

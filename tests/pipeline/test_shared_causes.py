@@ -175,7 +175,7 @@ def test_a_suspect_of_yesterday_does_not_belong_to_the_fault_of_today() -> None:
 
 
 @pytest.mark.sample(every=4)
-@pytest.mark.parametrize("rate", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("rate", [0.1, 0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", range(3))
 def test_unrelated_suspects_never_create_a_shared_cause(rate: float, seed: int) -> None:
     """Three days of independent suspects, each of which lasts for minutes or hours, after an hour of learning."""

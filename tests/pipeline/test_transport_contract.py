@@ -169,6 +169,7 @@ def read_all(transport: Transport, partition: Partition, count: int, size: int) 
     return found
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (1, 1 << 20), (3, 500), (1000, 1), (1000, 1 << 20)])
 def test_messages_arrive_once_in_order_for_any_size_of_a_read(
     source: Source, transport: Transport, count: int, size: int

@@ -603,6 +603,7 @@ def test_a_decompression_bomb_costs_no_more_than_the_bound() -> None:
         assert peak_of_refusal(message) < 4 * wire.MAX_BODY, name
 
 
+@pytest.mark.slow
 def test_a_body_larger_than_the_bound_is_refused_by_the_writer() -> None:
     ticks = 1 << 20
     block = Block("gpu", ("gpu:a",), {name: np.zeros((ticks, 1), "f8") for name in ("gpu.power", "gpu.energy")})

@@ -252,6 +252,7 @@ def test_a_forged_finding_never_becomes_an_incident_and_is_a_row_of_the_audit(si
     assert check_chain(site.database.connection) is None
 
 
+@pytest.mark.slow
 def test_forgeries_are_rows_once_per_sender_and_minute_also_after_a_restart(site):
     site.send_events("evil", *(lost(f"gpu:h{number}.0") for number in range(2, 30)))
     site.send_events("<b>evil", lost("gpu:h2.0"))
@@ -260,6 +261,7 @@ def test_forgeries_are_rows_once_per_sender_and_minute_also_after_a_restart(site
         assert sorted(row["target"] for row in list_audit(site.database.connection)) == ["'<b>evil'", "'evil'"]
 
 
+@pytest.mark.slow
 def test_a_flood_of_made_up_senders_does_not_fill_the_audit(site):
     for number in range(MOST_SENDERS + 8):
         site.send_events(f"evil{number}", lost("gpu:h2.0"))

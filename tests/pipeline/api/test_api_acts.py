@@ -146,6 +146,7 @@ def test_a_viewer_proposes_nothing_and_a_token_without_the_right_names_nobody(se
     assert served.call("GET", "/acts", token="viewer")[1]["acts"] == []
 
 
+@pytest.mark.slow
 def test_only_the_executors_token_reaches_the_executors_part(served):
     for token in ("viewer", "operator", "admin", "dashboard"):
         assert served.call("POST", "/executor/claim", {"executor": "x"}, token=token)[0] == 403
@@ -164,6 +165,7 @@ def test_a_plan_or_a_report_that_is_none_is_refused(served):
     assert served.call("GET", "/acts/ACT-none")[0] == 404
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_plan_and_is_refused_with_exit_code_4(served, monkeypatch, capsys):
     act = served.propose()
     monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["operator"])

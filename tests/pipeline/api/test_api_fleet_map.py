@@ -93,6 +93,7 @@ def test_the_cause_and_what_it_affects_have_different_looks(client: httpx.Client
     assert numbers(found["incident_of"]) == [1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_node_that_an_act_holds_is_drained_beside_its_state(client: httpx.Client, backend: StoreBackend) -> None:
     now = backend.clock()
     made = {"requested_by": "ann", "reason": "cable", "mode": "on", "created": now, "expires": now + 3600 * SECOND}
@@ -276,6 +277,7 @@ def test_the_tail_of_the_distribution_is_exact() -> None:
     assert tail.probability(0, 6) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_random_selections_are_separated_by_chance_less_often_than_promised() -> None:
     random = np.random.default_rng(7)
     pairs = [(node, (f"attribute {a}", str(random.integers(8)))) for node in range(400) for a in range(10)]

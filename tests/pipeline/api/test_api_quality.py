@@ -69,6 +69,7 @@ def test_a_silent_agent_is_a_row_with_its_time_and_the_detectors_that_it_blinds(
     assert (agents["known"], agents["reporting"], agents["silent"]) == (3, 2, 1)
 
 
+@pytest.mark.slow
 def test_a_slow_sender_is_not_silent_before_three_of_its_intervals(client, backend) -> None:
     backend.senders = senders(ago=170, intervals={"n3": 60 * SECOND})
     assert [row["state"] for row in rows_of(client, "agent")] == ["never reported"]
@@ -83,6 +84,7 @@ def test_all_silent_agents_of_a_rack_are_one_row(client, backend) -> None:
     assert client.get("/api/v1/quality/gone").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_collector_is_shown_with_the_reason_that_it_reported(client, backend) -> None:
     backend.senders = senders(())
     add_device(backend, "collector", 0, "collector:n1.nvml", "n1", state=3, silence=90.0)
@@ -153,6 +155,7 @@ def test_losses_are_counted_with_cause_sender_and_time(client, backend) -> None:
     assert found["late"] == {"gpu": 4}
 
 
+@pytest.mark.slow
 def test_versions_are_counted_over_the_nodes(client, backend) -> None:
     with backend.database.transaction() as connection:
         for node, version in (("n1", "1.2"), ("n2", "1.2"), ("n3", HOSTILE)):

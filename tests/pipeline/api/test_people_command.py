@@ -108,6 +108,7 @@ def test_where_there_is_nothing_a_command_says_of_what_and_programs_get_an_empty
     assert run(*words, "--output", "json") == (0, "[]\n", "")
 
 
+@pytest.mark.slow
 def test_maintenance_of_what_no_agent_and_no_source_names_is_announced_with_a_warning(run):
     code, out, err = run("maintenance", "add", "rack:r1", "rack:r-1", "--hours", "1", "--reason", "pump")
     assert (code, out.count("maintenance")) == (0, 1)
