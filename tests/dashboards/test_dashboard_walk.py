@@ -20,7 +20,7 @@ from tests.dashboards.test_dashboard_browser import READY
 
 pytestmark = [pytest.mark.chromium, pytest.mark.oidc, pytest.mark.slow]
 browser, shared_browser = test_dashboard_browser.browser, test_dashboard_browser.shared_browser
-WALKS = int(os.environ.get("FLEETPULSE_TEST_WALKS", "2"))
+WALKS = int(os.environ.get("FLEETPULSE_TEST_WALKS", "1"))
 WAIT_MS = 60_000
 STEPS = (
     ("Assign", "", "Assign to me", "Assigned to alice@example.org."),

@@ -89,7 +89,7 @@ def with_frame_times(script: Sequence[Sequence[Finding]]) -> list[list[Finding]]
     ]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((2, 8, 60)))
 def test_early_findings_give_the_incidents_of_a_replay_whatever_their_order_and_lead_time(
     seed: int, ahead: int
