@@ -88,7 +88,8 @@ def build_image(stack: Stack) -> str:
 def build_agent_image() -> str:
     """Builds the agent's image, as docs/install.md has it, runs its checks once, and returns its size."""
     words = ["--file", "deploy/images/Dockerfile", "--target", "agent", "--tag", "fleetpulse-agent:local"]
-    words += ["--build-arg", f"PIP_NO_INDEX={os.environ.get('PIP_NO_INDEX', '')}"]
+    for name in ("PIP_NO_INDEX", "FLEETPULSE_COMMIT"):
+        words += ["--build-arg", f"{name}={os.environ.get(name, '')}"]
     run_command("docker", "build", "--quiet", *words, ".")
     shown = run_command(
         "docker", "run", "--rm", "--network", "none", "fleetpulse-agent:local", "once", "--output", "jsonl"
