@@ -29,6 +29,21 @@ SETTLE_S = 600.0
 STORE = "/var/lib/fleetpulse-server/store.duckdb"
 CONFIG = "FLEETPULSE_CONFIG=/etc/fleetpulse/fleetpulse.toml"
 """The first versions did not look there."""
+SCENARIO = """
+version = 1
+duration = 86400
+interval = 5
+[fleet]
+nodes = 2
+gpus_per_node = 8
+[jobs]
+mean_hours = 0
+[[fault]]
+kind = "gpu_off_bus"
+entity = "gpu:sim-n001.1"
+onset = 300
+"""
+"""A second agent of the old version sends all the time; its lost GPU opens the incident."""
 SAMPLES = """
     SELECT count(*) AS rows, count(DISTINCT time) AS times, count(*) FILTER (step > 1.5) AS pauses,
         coalesce(sum(step - 1) FILTER (step > 1.5), 0) AS missing_s
@@ -67,6 +82,12 @@ def install_old(server: BareMachine, node: BareMachine, old: Path, kafka: str) -
     home.write_text("[Service]\nEnvironment=HOME=/\n")
     server.run("systemctl enable --now fleetpulse-pipeline fleetpulse-dashboard")
     node.run("systemctl enable --now fleetpulse-agent")
+    (server.root / "root/scenario.toml").write_text(SCENARIO)
+    server.run("cp -al /opt/fleetpulse /opt/simulator")  # an upgrade does not change it
+    started = f"systemd-run --unit=simulator --setenv={CONFIG} --setenv=FLEETPULSE__SPOOL__DIRECTORY=/var/tmp/spool"
+    server.run(
+        f"{started} /opt/simulator/bin/fleetpulse simulate --scenario /root/scenario.toml --to kafka --backfill 600"
+    )
 
 
 def drill(server: BareMachine, node: BareMachine, old: dict[str, Path]) -> None:
