@@ -133,7 +133,7 @@ class Notifier:
         self._started = clock()
         self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
-        self._random, self._running = random.Random(), False
+        self._random, self._running, self._restored = random.Random(), False, False
         self._wake_events = {name: threading.Event() for name in self.receivers}
         self._refused: dict[str, dict[str, tuple[str, int | None]]] = {name: {} for name in self.receivers}
         self._reported: dict[str, int] = {}  # failing receiver -> time of the report to the others (UTC us)
@@ -198,6 +198,7 @@ class Notifier:
 
     def run(self, stop: threading.Event) -> None:
         """Delivers payloads until `stop` is set."""
+        self._restored = False
         tidied = self._attempt("outbox", self._clean_outbox, stop)
         threads = [
             threading.Thread(target=self._run_receiver, args=(name, stop), name=f"notify-{name}", daemon=True)
@@ -462,9 +463,10 @@ class Notifier:
 
     def _clean_outbox(self) -> bool:
         """Marks payloads of removed receivers as dead and deletes old payloads. Returns True."""
-        if not self._running:
+        if not self._restored:  # tried until the store answers
             self.load_state()
             self.write_unsent()
+            self._restored = True
         with self._store.transaction() as connection:
             connection.execute(
                 "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "

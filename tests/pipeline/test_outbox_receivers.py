@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.model.records import SECOND
+from pipeline.notify import outbox
 from pipeline.notify.outbox import RETENTION_S, RETRY_S
 from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
+from tests.until import until
 
 
 @pytest.mark.sample(every=3)
@@ -104,6 +106,35 @@ def test_a_new_receiver_gets_what_fires_and_the_others_nothing_again(
     harness.resolve()
     harness.send_due(5, "r1")
     assert new.alerts[-1] == ("resolved", "gpu:n1.0")
+    harness.close()
+
+
+def test_a_new_receiver_gets_what_fires_also_if_the_store_fails_at_the_start(
+    tmp_path: Path, receivers: Callable[[], Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "POLL_S", 0.01)
+    monkeypatch.setattr(outbox, "FAULT_PAUSE_S", 0.01)
+    old, new = receivers(), receivers()
+    urls = [f"http://127.0.0.1:{r.server_port}/" for r in (old, new)]
+    harness = NotifierHarness(tmp_path, urls[:1])
+    harness.write_change("opened")
+    harness.send_due(5)
+    harness.urls = urls
+    harness.restart()
+    assert harness.database is not None
+    harness.database.connection.execute("ALTER TABLE outbox RENAME TO away")
+    stop = threading.Event()
+    thread = threading.Thread(target=harness.notifier.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: "outbox: " in str(harness.notifier.describe_trouble()))
+        with harness.database.transaction() as connection:
+            connection.execute("ALTER TABLE away RENAME TO outbox")
+        until(lambda: ("firing", "gpu:n1.0") in new.alerts)
+    finally:
+        stop.set()
+        thread.join(10)
+    assert old.alerts.count(("firing", "gpu:n1.0")) == 1
     harness.close()
 
 
