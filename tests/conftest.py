@@ -13,6 +13,7 @@ are collected, so that no later test of the same process fails because of them.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -99,6 +100,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         places[test] += 1
         if left_out or is_extended({mark.name for mark in item.iter_markers()}):
             item.add_marker("extended")
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what collecting has made (600,000 objects) out of later collections of garbage, of 0.3 s each."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Frees it at the end, or extension modules report it as leaked."""
+    gc.unfreeze()
 
 
 def is_extended(marks: set[str]) -> bool:
