@@ -126,7 +126,8 @@ def require_write(path: str, body: Mapping[str, Any], method: str = "POST") -> P
 
 NOTES_ONLY = (
     "Without a login the dashboard only writes notes (acknowledge, assign, comment, resolve). Configure "
-    "[dashboard.oidc], or use the command line with a token: fleetpulse silences."
+    "[dashboard.oidc], or use the command line with a token: fleetpulse silences, fleetpulse act plan. Only a person "
+    "who signed in approves an act."
 )
 
 

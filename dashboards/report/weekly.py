@@ -67,14 +67,16 @@ def objective_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (row["name"], row["scope"], target, percent(row["achieved"]), left, burn, alert)
 
 
+NO_OBJECTIVE = "None has jobs yet."
+"""What stands in place of objectives: those of each tenant or job begin with the first one."""
 OBJECTIVE_HEAD = ("Objective", "Scope", "Target", "Now", "Budget left", "Burn, 1 h", "Alert")
 
 
 def _objectives(found: Mapping[str, Any]) -> str:
     rows = [objective_cells(row) for row in found["objectives"]]
-    own = bool(found["objectives"] and found["objectives"][0]["configured"])
-    note = "" if own else "<p>None is configured: examples.</p>"
-    return f"<h2>Objectives</h2>{note}{table(OBJECTIVE_HEAD, rows[:MOST], 'No objective has data.')}"
+    default = bool(found["objectives"]) and not found["objectives"][0]["configured"]
+    note = "<p>None is configured: examples.</p>" if default else ""
+    return f"<h2>Objectives</h2>{note}{table(OBJECTIVE_HEAD, rows[:MOST], NO_OBJECTIVE)}"
 
 
 def loss_cells(row: Mapping[str, Any], by: str) -> tuple[str, ...]:
@@ -159,7 +161,8 @@ SPARE_HEAD = ("Part", "Failures so far", "Expected", "Spares")
 def spare_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the spares of a part as cells."""
     spares = "too early" if row["spares"] is None else str(row["spares"])
-    return (row["part"], str(row["failures"]), f"{row['expected']:.1f}", spares)
+    expected = "too early" if row["expected"] is None else f"{row['expected']:.1f}"
+    return (row["part"], str(row["failures"]), expected, spares)
 
 
 def spare_note(found: Mapping[str, Any]) -> str:

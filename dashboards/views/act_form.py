@@ -20,6 +20,10 @@ LEVELS = ("1", "2", "3", "4", "link-soak")
 is held and idle."""
 
 
+OF_GPUS = ("reset", "diagnose")
+"""Verbs whose program may be for one GPU (`{gpu}` of [acts.exec])."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a form begins with. key: of its fields.   nodes: names, one a line.   verb: the one that is chosen."""
@@ -43,6 +47,8 @@ def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
     verb = st.selectbox("Act", verbs, first, key=f"{key}-verb", format_func=lambda verb: f"{verb} ({modes[verb]})")
     if verb == "diagnose":
         st.segmented_control("Level", LEVELS, default="3", key=f"{key}-level")
+    if verb in OF_GPUS:
+        st.text_input("GPU, if the program needs one", key=f"{key}-gpu", placeholder="5")
     st.text_area("Nodes, one a line", draft.nodes, key=f"{key}-nodes", placeholder="n042", height=70)
     st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
     st.text_input("Reason", draft.reason, key=f"{key}-reason", placeholder="Why, for the approver")
@@ -53,13 +59,16 @@ def _propose(draft: Draft) -> None:
     state, key = st.session_state, draft.key
     names = str(state.get(f"{key}-nodes") or "").split()
     verb = state.get(f"{key}-verb")
+    params = {"level": str(state.get(f"{key}-level") or "1")} if verb == "diagnose" else {}
+    if verb in OF_GPUS and (gpu := str(state.get(f"{key}-gpu") or "").strip()):
+        params["gpu"] = gpu
     body: dict[str, Any] = {
         "verb": verb,
         "targets": [name if ":" in name else f"node:{name}" for name in names],
         "reason": str(state.get(f"{key}-reason") or "").strip(),
         "incident": draft.incident,
         "when": state.get(f"{key}-when") or "now",
-        "params": {"level": state.get(f"{key}-level") or "1"} if verb == "diagnose" else {},
+        "params": params,
     }
     if not names or not body["reason"]:
         state[_RESULT] = "", Outcome("degraded", "Enter at least one node, and a reason.", False)

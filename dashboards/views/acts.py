@@ -73,7 +73,7 @@ def _draw_list() -> None:
     with st.popover("Propose an act", key="acts-new", type="primary"):
         draw_form(Draft("acts-new"), found.modes)
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
-    open_ = [act for act in found.acts if act.state in WAITING]
+    open_ = [act for act in found.acts if is_waiting(act)]
     st.html(markup.section("Open", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
     held = [act for act in found.acts if act.in_force and act.state == "verified"]
     st.html(markup.section("Holds in force", f"{len(held):,}"))
@@ -82,6 +82,11 @@ def _draw_list() -> None:
     st.html(
         markup.section("Closed", f"the newest {MAX_OVER}") + markup.table(head, act_rows(over, now), "No closed acts.")
     )
+
+
+def is_waiting(act: Act) -> bool:
+    """Returns whether an act goes on: a dry run ends when it is executed."""
+    return act.state in WAITING and not (act.state == "executed" and act.mode == "dry-run")
 
 
 def headline(found: ActList) -> str:

@@ -59,14 +59,15 @@ def headline(found: Mapping[str, Any]) -> str:
 def _draw(found: Mapping[str, Any]) -> None:
     if not found["evaluated"]["complete"]:
         st.html(markup.notice(found["evaluated"]["note"], "degraded" if found["evaluated"]["late"] else "quiet"))
-    own = bool(found["objectives"] and found["objectives"][0]["configured"])
-    st.html(markup.section("Objectives", "" if own else "defaults; set your own in [[impact.objectives]]"))
-    st.html(_table(weekly.OBJECTIVE_HEAD, [weekly.objective_cells(r) for r in found["objectives"]], "No data."))
+    default = bool(found["objectives"]) and not found["objectives"][0]["configured"]
+    st.html(markup.section("Objectives", "defaults; set your own in [[impact.objectives]]" if default else ""))
+    rows = [weekly.objective_cells(row) for row in found["objectives"]]
+    st.html(_table(weekly.OBJECTIVE_HEAD, rows, weekly.NO_OBJECTIVE))
     lost, energy, since = found["lost"], found["energy"], found["since"][:10]
     st.html(markup.section("GPU-hours lost", f"{weekly.hours(lost['gpu_hours'])}, {weekly.amount(lost)}"))
     for by, title in weekly.LOST_BY:
-        rows = [weekly.loss_cells(row, by) for row in lost[f"by_{by}"]]
-        st.html(_table((title, *weekly.LOSS_HEAD), rows, "Nothing was lost."))
+        losses = [weekly.loss_cells(row, by) for row in lost[f"by_{by}"]]
+        st.html(_table((title, *weekly.LOSS_HEAD), losses, "Nothing was lost."))
     st.html(markup.section("Energy", f"{weekly.amount(energy)}; {energy['idle_kwh']:,.0f} kWh without a job"))
     st.html(_table(weekly.ENERGY_HEAD, [weekly.energy_cells(row) for row in energy["by_job"]], "Not measured yet."))
     st.html(markup.section("Time to failure", f"since {since}, with bounds at 90 %, beside published fleets"))

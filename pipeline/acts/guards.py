@@ -96,8 +96,7 @@ def evaluate_guards(question: Question) -> tuple[GuardResult, ...]:
         chosen.append(_owner)
     if question.act.verb == "release":
         chosen += (_checked, _relapse)
-    if question.act.verb in ("reset", "reboot", "release"):
-        chosen.append(_recovery_action)
+    chosen.append(_recovery_action)
     if question.facts.automatic:
         chosen += _AUTOMATIC
     return tuple(guard(question) for guard in chosen)
@@ -251,17 +250,41 @@ def _relapse(q: Question) -> GuardResult:
     return GuardResult("burn_in", _some(back) or "not failed in a burn-in", limit, not back, True)
 
 
-_STRENGTH = ("none", "reset GPU", "reset bus", "drain peer-to-peer", "drain and reset GPU", "recover IMEX domain")
-"""NVIDIA's recovery actions that a reset of the GPU covers; whatever is not listed needs a reboot."""
+NVML_ACTIONS: Mapping[str, str] = {
+    "none": "NONE",
+    "reset GPU": "GPU_RESET",
+    "reboot node": "NODE_REBOOT",
+    "drain peer-to-peer": "DRAIN_P2P",
+    "drain and reset GPU": "DRAIN_AND_RESET",
+    "recover IMEX domain": "RECOVER_IMEX_DOMAIN",
+    "reset bus": "BUS_RESET",
+    "reboot system": "SYSTEM_REBOOT",
+}
+"""State of `gpu.recovery_action` -> NVML_GPU_RECOVERY_ACTION_..., shown verbatim. DCGM field 1523 has the same."""
+_RESTORING = ("reset", "reboot", "release")
+"""Verbs after which a GPU is meant to work again: the others come before a recovery, and undercut nothing."""
+_ENOUGH: Mapping[str, tuple[str, ...]] = {
+    "release": ("", "none"),
+    "reset": ("", "none", "reset GPU", "drain peer-to-peer", "drain and reset GPU"),
+}
+"""Recommendations that a verb covers, "" if there is none. A reboot covers all; a bus and an IMEX domain need more than
+the reset of a GPU."""
 
 
 def _recovery_action(q: Question) -> GuardResult:
     """Never less than NVIDIA's driver recommends: no reset where it says reboot, no release while it says anything."""
-    allowed = {"release": ("", "none"), "reset": ("", *_STRENGTH)}.get(q.act.verb)
+    allowed = _ENOUGH.get(q.act.verb)
     said = {name: q.facts.recovery.get(name, "") for name in q.names}
-    less = [f"{name}: {text}" for name, text in said.items() if allowed is not None and text not in allowed]
-    now = _some(f"{name}: {text}" for name, text in said.items() if text) or "none reported"
-    return GuardResult("recovery_action", now, "not less than recommended", not less)
+    less = [name for name, text in said.items() if allowed is not None and text not in allowed]
+    shown = (f"{name}: {_name_recovery(text)}" for name, text in said.items() if text)
+    limit = "not less than recommended" if q.act.verb in _RESTORING else "shown for the next step"
+    return GuardResult("recovery_action", _some(shown) or "none reported", limit, not less)
+
+
+def _name_recovery(text: str) -> str:
+    """Returns a recovery action with NVML's own name, for which vendor documentation can be searched."""
+    name = NVML_ACTIONS.get(text)
+    return f"{text} (NVML_GPU_RECOVERY_ACTION_{name})" if name else text
 
 
 # --- what programs must pass and people need not ------------------------------------------------------

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from pipeline.commands.output import print_message
 from pipeline.config.sections import Config
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, Refused, UsageError
+from pipeline.model.errors import FleetpulseError, Refused
 
 Rows = list[Mapping[str, Any]]
 LIST = ("id", "state", "mode", "text", "requested_by", "incident", "reason")
@@ -114,9 +114,8 @@ def describe_plan(act: Mapping[str, Any]) -> list[str]:
 
 def _approve(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     act = _get(config, f"/acts/{quote(given.id, safe='')}")
-    if act["plan"] is None:
-        raise UsageError(f"act {given.id}: has no plan yet")
-    body = {"plan": act["plan"]["hash"], "comment": given.comment or "", "typed": given.typed or ""}
+    plan = act["plan"]["hash"] if act["plan"] else ""  # without a plan too the API refuses it, with a row of the audit
+    body = {"plan": plan, "comment": given.comment or "", "typed": given.typed or ""}
     return [flatten(_post(config, f"/acts/{quote(given.id, safe='')}/approve", body))], LIST
 
 

@@ -1,14 +1,18 @@
 """The nodes that Fleetpulse knows, as the state of a site without a scheduler: for dry runs, tickets and diagnostics.
 
-Who is out of service, and what runs where, only a scheduler can say. So it stands in for one only while no verb is on
-that takes nodes out of service or ends work: those stay refused without a scheduler.
+The jobs are those of the telemetry. Who is out of service, and all that runs where, only a scheduler can say. So it
+stands in for one only while no verb is on that takes nodes out of service or ends work: those stay refused without a
+scheduler.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pipeline.acts.adapters.adapter import Adapter
 from pipeline.acts.adapters.noop import Noop
-from pipeline.acts.scheduler import SchedulerNode, SchedulerState
+from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.config.sections import Config
 from pipeline.http import client
@@ -26,12 +30,33 @@ class KnownNodes(Noop):
         self._config = config
 
     def read_state(self, now: int) -> SchedulerState:
-        """Returns all nodes, none out of service, without jobs. Raises Unreachable without an answer."""
-        status, answer = client.get(self._config, "/api/v1/fleet")
+        """Returns all nodes, none out of service, and the jobs of the telemetry. Raises Unreachable without them."""
+        names = [_bare(node["entity"]) for node in self._read("/api/v1/fleet")["nodes"]]
+        if not names:  # after the first start: a plan would refuse every node as unknown
+            raise Unreachable("the pipeline knows no node yet; expected telemetry of at least one")
+        jobs = parse_jobs(self._read("/api/v1/jobs?running=true&limit=10000"))
+        on = list_jobs_by_node(jobs)
+        nodes = {name: SchedulerNode(name, False, "no scheduler", jobs=on.get(name, ())) for name in names}
+        return SchedulerState(now, nodes, jobs)
+
+    def _read(self, path: str) -> Any:
+        status, answer = client.get(self._config, path)
         if status != 200:
-            raise Unreachable(f"{client.base_url(self._config)}/api/v1/fleet: HTTP {status}; expected the nodes")
-        names = [str(node["entity"]).partition(":")[2] for node in answer["nodes"]]
-        return SchedulerState(now, {name: SchedulerNode(name, False, "no scheduler") for name in names})
+            raise Unreachable(f"{client.base_url(self._config)}{path}: HTTP {status}; expected nodes and jobs")
+        return answer
+
+
+def parse_jobs(answer: Mapping[str, Any]) -> dict[str, SchedulerJob]:
+    """Returns the running jobs of `GET /api/v1/jobs`, by the name that the telemetry gives them."""
+    found = {}
+    for row in answer["jobs"]:
+        id_, nodes = _bare(row["job"]), tuple(map(_bare, row["nodes"]))
+        found[id_] = SchedulerJob(id_, nodes, int(row["gpus"] or 0), str(row["account"] or ""))
+    return found
+
+
+def _bare(entity: object) -> str:
+    return str(entity).partition(":")[2]
 
 
 def find_scheduler(chosen: Adapter, config: Config) -> Adapter:

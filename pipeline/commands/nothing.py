@@ -22,7 +22,7 @@ _MISSING: Mapping[tuple[str, str], str] = {
     ("token", ""): "no tokens",
     ("share", ""): "no values in common",
     ("sql", ""): "no rows",
-    ("objectives", ""): "no objectives: see [[objectives]] in docs/objectives.md",
+    ("objectives", ""): "no objective has jobs yet: see [[impact.objectives]] in docs/objectives.md",
     ("objectives", "losses"): "no lost GPU-hours",
     ("objectives", "energy"): "no jobs with energy",
     ("objectives", "failures"): "no failures",

@@ -78,12 +78,15 @@ class KubernetesAccess:
     """[acts.kubernetes]: how the executor reaches the API server. kubeconfig: None: the pod's own service account.
 
     gpu_resource: nodes without it are not counted.   evict_minutes: how long an eviction waits for disruption budgets.
+    dedicated_taints: keys of taints that reserve nodes for GPU work: such a node is in service. Source of the default:
+    the taint that GKE sets on nodes with GPUs.
     """
 
     kubeconfig: Path | None = None
     context: str = ""
     gpu_resource: str = "nvidia.com/gpu"
     evict_minutes: float = field(default=10.0, metadata=_MINUTES)
+    dedicated_taints: tuple[str, ...] = ("nvidia.com/gpu",)
 
 
 @dataclass(frozen=True)

@@ -193,12 +193,12 @@ def list_spares(
             {
                 "part": part,
                 "failures": counts[part],
-                "expected": round(expected, 3),
+                "expected": None if early else round(expected, 3),
                 "spares_poisson": None if early else plugin,
                 "spares": None if early else spares,
             }
         )
-    return sorted(rows, key=lambda row: (-(row["spares"] or 0), -row["expected"], row["part"]))
+    return sorted(rows, key=lambda row: (-(row["spares"] or 0), -row["failures"], row["part"]))
 
 
 def read_burn_ins(cursor: duckdb.DuckDBPyConnection, now: int, days: float) -> dict[str, int]:

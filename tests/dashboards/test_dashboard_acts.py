@@ -9,7 +9,7 @@ import pytest
 from dashboards import identity
 from dashboards.act_answers import parse_act, parse_acts
 from dashboards.identity import Person
-from dashboards.views.acts import guard_result, headline, state_text, subtitle
+from dashboards.views.acts import guard_result, headline, is_waiting, state_text, subtitle
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW
 from tests.dashboards.test_dashboard_pages import page, shown
@@ -93,6 +93,13 @@ def test_an_act_that_waits_says_for_what_in_the_list_and_on_its_page(acts: Any) 
     text = shown(page(acts_script, id="ACT-1"))
     assert waits in text
     assert "Not planned yet." in text
+
+
+def test_a_dry_run_that_was_executed_is_over(acts: Any) -> None:
+    assert [is_waiting(parse_act(act_table(state="executed", mode=mode))) for mode in ("on", "dry-run")] == [
+        True,
+        False,
+    ]
 
 
 def test_an_open_breaker_is_the_first_thing_on_the_page(acts: Any) -> None:

@@ -141,7 +141,7 @@ def test_the_weekly_report_is_one_file_without_scripts_and_names_are_text() -> N
         assert f"<h2>{part}" in text
     empty = {"by_cause": [], "by_account": [], "by_job": [], "gpu_hours": 0.0, "kwh": None}
     bare = write_html(answer(objectives=[], failures=[], ranking=[], lost=empty, goodput=None), NOW)
-    assert "No objective has data." in bare
+    assert "None has jobs yet." in bare
     assert "no data of 26,880 h" in bare
 
 

@@ -14,7 +14,7 @@ from pipeline.config.acts import ActLimits, KubernetesAccess
 from pipeline.model.errors import Unreachable
 from pipeline.store.database import Database
 from tests import kubernetes_cluster
-from tests.pipeline.acts_world import ON, SchedulerSite
+from tests.pipeline.acts_world import ALICE, ON, SchedulerSite
 from tests.until import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
@@ -45,8 +45,9 @@ class Site(SchedulerSite):
     def __init__(self, kubeconfig: Path, database: Database) -> None:
         from pipeline.acts.adapters.kubernetes import Kubernetes
 
-        access = KubernetesAccess(kubeconfig, evict_minutes=0.001)
-        self.kubernetes = Kubernetes(replace(ON, kubernetes=access), pause=lambda seconds: None)
+        self.seconds = 0.0
+        access = KubernetesAccess(kubeconfig, evict_minutes=10)
+        self.kubernetes = Kubernetes(replace(ON, kubernetes=access), clock=lambda: self.seconds)
         super().__init__(database, LOOSE, self.kubernetes)
 
 
@@ -124,6 +125,12 @@ def test_an_eviction_respects_a_disruption_budget_and_says_which_pod_it_protects
     assert evict.plan is not None
     assert [hit.job for hit in evict.plan.jobs] == ["default/worker-0"]
     site.approve(evict)
+    site.run(2)
+    other = site.propose("hold", "gpu4")  # a budget that protects a pod for minutes delays no other act
+    assert (site.state(evict), other.state) == ("executing", "awaiting_approval")
+    assert "disruption budget" in site.executor._waits[evict.id]
+    site.board.cancel(other.id, ALICE, "not needed")
+    site.seconds += 601
     site.settle(evict, "failed")
     reason = site.board.find(evict.id).result["reason"]
     assert "default/worker-0" in reason
@@ -132,8 +139,24 @@ def test_an_eviction_respects_a_disruption_budget_and_says_which_pod_it_protects
     cluster.kubectl("delete", "pdb", "train")
     again = site.propose("evict", "gpu3")
     site.approve(again)
-    site.run(2)
-    until(lambda: "worker-0" not in cluster.kubectl("get", "pods", "-o", "name"), 60)
+    site.settle(again, "verified")
+    assert "worker-0" not in cluster.kubectl("get", "pods", "-o", "name")
+    assert not site.kubernetes.is_waiting(again)
+
+
+def test_a_taint_that_reserves_a_node_for_gpu_work_takes_it_not_out_of_service(
+    site: Site, cluster: kubernetes_cluster.Cluster
+) -> None:
+    cluster.kubectl("taint", "node", "gpu4", "nvidia.com/gpu=present:NoSchedule")  # as GKE does
+    assert not site.kubernetes.read_state(0).nodes["gpu4"].out
+    act = site.propose("hold", "gpu4")
+    site.approve(act)
+    site.settle(act, "verified")
+    release = site.propose("release", "gpu4")
+    site.approve(release)
+    site.settle(release, "verified")
+    assert [taint["key"] for taint in cluster.read("node", "gpu4")["spec"]["taints"]] == ["nvidia.com/gpu"]
+    cluster.kubectl("taint", "node", "gpu4", "nvidia.com/gpu-")
 
 
 def test_a_write_on_a_state_that_others_changed_is_refused_by_the_server_and_tried_again(

@@ -164,6 +164,16 @@ def test_a_verb_without_a_program_is_refused_and_stops_no_other_act(long: LongWo
     assert "[acts.exec] reset: missing" in long.board.find(wrong.id).result["reason"]
 
 
+def test_a_program_for_one_gpu_is_refused_without_a_gpu(long: LongWorld) -> None:
+    acts = replace(long.acts, exec={"reset": ("nvidia-smi", "--gpu-reset", "-i", "{gpu}")})
+    long.executor._find_adapter = lambda verb: Programs(acts)
+    without = long.propose("reset", "n03")
+    assert "its program needs a GPU" in long.board.find(without.id).result["reason"]
+    named = long.propose("reset", "n03", params={"gpu": "5"})
+    assert named.plan is not None
+    assert named.plan.commands == ("nvidia-smi --gpu-reset -i 5",)
+
+
 @pytest.mark.parametrize(
     "params", [{"level": "--help"}, {"level": "3 4"}, {"gpu": "-1"}, {"gpu": "0;reboot"}, {"level": ""}]
 )

@@ -2,14 +2,15 @@
 
 Right needed: nodes get, list, patch; pods get, list; pods/eviction create (deploy/helm has the role). A stale write is
 refused by the server (409, resourceVersion) and tried again after a new look. Evictions respect disruption budgets: a
-pod that its budget protects (429) is asked for again until [acts.kubernetes] evict_minutes have passed.
+pod that its budget protects (429) is asked for again in each round until [acts.kubernetes] evict_minutes have passed,
+and other acts go on meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Immediate, Outcome, check_owner, write_note
+from pipeline.acts.adapters.adapter import Immediate, Outcome, StillRunning, check_owner, write_note
 from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -29,17 +30,20 @@ TIMEOUT_S = 30
 """Time limit of one request (s). Chosen."""
 PAGE = 500
 """Objects of one answer: the size that the server's own clients ask for."""
-RETRY_S = 5.0
-"""Pause before a pod that a budget protects is asked for again (s): as `kubectl drain` waits."""
 MAX_STALE = 3
 """Tries of a write to an object that others change. Chosen."""
 OVER = ("Succeeded", "Failed")
+KEEPING = ("NoSchedule", "NoExecute")
+"""Effects of taints that keep new work away."""
 NO_ANSWER = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 """Taints that the node controller sets and removes by itself while a kubelet does not answer."""
 
 
 class Kubernetes(Immediate):
-    """Carries out acts at an API server. make_api: the client; by default of a kubeconfig or the pod's account."""
+    """Carries out acts at an API server. make_api: the client; by default of a kubeconfig or the pod's account.
+
+    clock: monotonic, in seconds.
+    """
 
     name = "kubernetes"
     verbs: frozenset[Verb] = frozenset({"hold", "release", "evict"})
@@ -48,11 +52,13 @@ class Kubernetes(Immediate):
         self,
         acts: Acts,
         make_api: Callable[[], client.ApiClient] | None = None,
-        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._access, self._pause = acts.kubernetes, pause
+        self._access, self._clock = acts.kubernetes, clock
         api = make_api() if make_api else self._connect()
         self._core = client.CoreV1Api(api)
+        self._until: dict[tuple[str, str], float] = {}
+        """When the eviction of a node is given up, by act and node."""
 
     def _connect(self) -> client.ApiClient:
         access = self._access
@@ -68,7 +74,7 @@ class Kubernetes(Immediate):
             pods = list(self._list(self._core.list_pod_for_all_namespaces))
         jobs = self._jobs(pods)
         on = list_jobs_by_node(jobs)
-        found = {n.metadata.name: parse_node(n, on.get(n.metadata.name, ())) for n in nodes}
+        found = {n.metadata.name: self._parse(n, on.get(n.metadata.name, ())) for n in nodes}
         return SchedulerState(now, found, jobs)
 
     def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
@@ -92,7 +98,7 @@ class Kubernetes(Immediate):
         for _ in range(MAX_STALE):
             with _reachable(f"read node {node.name}", reads=True):
                 fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
-            if (decided := check_owner(act, parse_node(fresh, ()), node)) is not None:
+            if (decided := check_owner(act, self._parse(fresh), node)) is not None:
                 return decided
             said = self._patch(fresh, write_note(act) if act.verb == "hold" else None)
             if said != "stale":
@@ -103,7 +109,7 @@ class Kubernetes(Immediate):
         """See `Adapter.undo`."""
         with _reachable(f"read node {node.name}", reads=True):
             fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
-        if parse_node(fresh, ()).mark != act.mark:
+        if self._parse(fresh).mark != act.mark:
             return Outcome(False, f"{node.name}: is not held for {act.id}")
         said = self._patch(fresh, None)
         return Outcome(not said, said or "done")
@@ -135,28 +141,33 @@ class Kubernetes(Immediate):
         return ""
 
     def _evict(self, act: Act, node: SchedulerNode) -> Outcome:
-        """Evicts the pods of a held node, except those of DaemonSets, which come back anyway, and static ones."""
+        """Evicts the pods of a held node, except those of DaemonSets, which come back anyway, and static ones.
+
+        Raises StillRunning while pods end or a budget protects them: the executor must not wait here.
+        """
         with _reachable(f"read node {node.name}", reads=True):
-            seen = parse_node(self._core.read_node(node.name, _request_timeout=TIMEOUT_S), ())
+            seen = self._parse(self._core.read_node(node.name, _request_timeout=TIMEOUT_S))
+        key = act.id, node.name
         if (decided := check_owner(act, seen, node)) is not None:
+            self._until.pop(key, None)
             return decided
-        end = time.monotonic() + self._access.evict_minutes * 60
-        protected: dict[str, str] = {}
-        while True:
-            with _reachable(f"list pods of {node.name}", reads=True):
-                listed = self._list(self._core.list_pod_for_all_namespaces, field_selector=f"spec.nodeName={node.name}")
-                left = [pod for pod in listed if may_evict(pod)]
-            if not left:
-                return Outcome(True, "all pods are evicted")
-            protected = {}
-            for pod in (pod for pod in left if pod.metadata.deletion_timestamp is None):
-                if said := self._evict_pod(pod):
-                    protected[f"{pod.metadata.namespace}/{pod.metadata.name}"] = said
-            if time.monotonic() >= end:
-                return Outcome(
-                    False, "; ".join(f"{name}: {said}" for name, said in protected.items()) or "pods do not end"
-                )
-            self._pause(RETRY_S)
+        end = self._until.setdefault(key, self._clock() + self._access.evict_minutes * 60)
+        with _reachable(f"list pods of {node.name}", reads=True):
+            listed = self._list(self._core.list_pod_for_all_namespaces, field_selector=f"spec.nodeName={node.name}")
+            left = [pod for pod in listed if may_evict(pod)]
+        if not left:
+            self._until.pop(key)
+            return Outcome(True, "all pods are evicted")
+        asked = {f"{p.metadata.namespace}/{p.metadata.name}": self._evict_pod(p) for p in left if not _is_ending(p)}
+        said = "; ".join(f"{name}: {why}" for name, why in asked.items() if why)
+        if self._clock() >= end:
+            self._until.pop(key)
+            return Outcome(False, said or "pods do not end")
+        raise StillRunning(f"pods of {node.name}: {said or f'{len(left)} are ending'}")
+
+    def is_waiting(self, act: Act) -> bool:
+        """See `Adapter.is_waiting`: pods of one of its nodes were asked to end, and are still there."""
+        return any(id_ == act.id for id_, _ in self._until)
 
     def _evict_pod(self, pod: Any) -> str:
         """Asks for the eviction of a pod. Returns why it is protected now; raises Unreachable."""
@@ -172,6 +183,9 @@ class Kubernetes(Immediate):
         return ""
 
     # --- reading ------------------------------------------------------------------------------------
+
+    def _parse(self, node: Any, jobs: tuple[str, ...] = ()) -> SchedulerNode:
+        return parse_node(node, jobs, self._access.dedicated_taints)
 
     def _list(self, call: Callable[..., Any], **more: Any) -> Iterator[Any]:
         token = None
@@ -205,10 +219,13 @@ class Kubernetes(Immediate):
         return int(asked.get(self._access.gpu_resource, 0))
 
 
-def parse_node(node: Any, jobs: tuple[str, ...]) -> SchedulerNode:
-    """Returns a node. Its reason is our annotation, else the taints that keep work away."""
+def parse_node(node: Any, jobs: tuple[str, ...], dedicated: Collection[str] = ()) -> SchedulerNode:
+    """Returns a node. Its reason is our annotation, else the taints that keep work away.
+
+    dedicated: keys of taints that only reserve nodes for their work, and take none out of service.
+    """
     note = (node.metadata.annotations or {}).get(ANNOTATION, "")
-    keeping = [t for t in (node.spec.taints or ()) if t.effect in ("NoSchedule", "NoExecute")]
+    keeping = [t for t in (node.spec.taints or ()) if t.effect in KEEPING and t.key not in dedicated]
     ready = any(c.type == "Ready" and c.status == "True" for c in (node.status.conditions or ()))
     out = bool(node.spec.unschedulable) or bool(keeping) or not ready
     words = ["Ready" if ready else "NotReady", *(("SchedulingDisabled",) if node.spec.unschedulable else ())]
@@ -224,6 +241,10 @@ def may_evict(pod: Any) -> bool:
     owners = {owner.kind for owner in pod.metadata.owner_references or ()}
     mirror = "kubernetes.io/config.mirror" in (pod.metadata.annotations or {})
     return not mirror and "DaemonSet" not in owners and pod.status.phase not in OVER
+
+
+def _is_ending(pod: Any) -> bool:
+    return pod.metadata.deletion_timestamp is not None
 
 
 @contextmanager

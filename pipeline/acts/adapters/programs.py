@@ -124,6 +124,8 @@ class Programs:
         words = self._programs.get(f"{act.verb}-{level}") or self._programs.get(act.verb)
         if words is None:
             raise ConfigError(f"[acts.exec] {act.verb}: missing; expected the program and its arguments")
+        if "gpu" not in act.params and any("{gpu}" in word for word in words):
+            raise ConfigError(f"[acts.exec] {act.verb}: its program needs a GPU; expected params gpu, such as gpu=5")
         values = {
             "node": name,
             "act": act.id,

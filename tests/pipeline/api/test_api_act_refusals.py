@@ -159,6 +159,12 @@ def approve_by_token(served):
     return ("act", "approve", served.propose(**person(served, "alice"))["id"]), "admin"
 
 
+def approve_before_the_plan(served):
+    body = {"verb": "hold", "targets": ["node:n03"], "reason": "x"}
+    made = served.call("POST", "/acts", body, **person(served, "alice"))[1]
+    return ("act", "approve", made["id"]), "admin"
+
+
 def run_changed(served):
     act = served.propose(**person(served, "alice"))
     served.approve(act, **person(served, "bob"))
@@ -181,6 +187,7 @@ COMMANDS = {
     "an expired approval": (run_expired, "fleetpulse"),
     "one's own act": (approve_own, "operator"),
     "a token that approves": (approve_by_token, "admin"),
+    "a token that approves what has no plan yet": (approve_before_the_plan, "admin"),
     "a changed plan": (run_changed, "executor"),
     "a replayed approval": (approve_again, "admin"),
     "a cancel of what was done": (cancel_what_is_done, "operator"),

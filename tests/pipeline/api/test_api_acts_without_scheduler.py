@@ -15,12 +15,13 @@ from pipeline.model.errors import Unreachable
 from tests.pipeline.api.test_api_acts import Served
 
 FLEET = {"nodes": [{"entity": "node:n03"}, {"entity": "node:n04"}]}
+JOBS = {"jobs": [{"job": "job:81", "nodes": ["node:n03", "node:n04"], "gpus": 16, "account": "team"}]}
 
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     made = Served(tmp_path, monkeypatch)
-    monkeypatch.setattr(client, "get", lambda config, path: (200, FLEET))
+    monkeypatch.setattr(client, "get", lambda config, path: (200, JOBS if "/jobs" in path else FLEET))
     yield made
     made.close()
 
@@ -38,6 +39,7 @@ def test_a_fresh_install_shows_a_whole_plan_and_the_dry_run_ends_executed(served
     assert {guard.name: guard.now for guard in act.plan.guards}[
         "nodes_out_in_fleet"
     ] == "1 of 2 nodes out from all causes"
+    assert [(hit.job, hit.nodes, hit.gpus, hit.account) for hit in act.plan.jobs] == [("81", 2, 16, "team")]
     served.approve(served.call("GET", f"/acts/{act.id}")[1], token="dashboard", person="bob")
     executor.run_once()
     assert served.board.find(act.id).state == "executed"
@@ -58,3 +60,15 @@ def test_an_api_that_does_not_answer_is_no_empty_fleet(served, monkeypatch):
     monkeypatch.setattr(client, "get", lambda config, path: (503, {}))
     with pytest.raises(Unreachable, match="HTTP 503"):
         KnownNodes(served.config).read_state(0)
+
+
+def test_a_pipeline_without_nodes_yet_refuses_no_node_as_unknown(served, monkeypatch):
+    monkeypatch.setattr(client, "get", lambda config, path: (200, {"nodes": [], "jobs": []}))
+    served.board.config = Acts()
+    executor = make_executor(replace(served.config, acts=Acts()))
+    body = {"verb": "hold", "targets": ["node:n03"], "reason": "fault"}
+    made = served.call("POST", "/acts", body, token="dashboard", person="alice")[1]
+    for _ in range(2):
+        executor.run_once()
+    shown = served.call("GET", f"/acts/{made['id']}")[1]
+    assert (shown["state"], shown["waits_for"].partition(";")[0]) == ("proposed", "the pipeline knows no node yet")

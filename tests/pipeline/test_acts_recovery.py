@@ -1,0 +1,47 @@
+"""The recovery action of NVIDIA's driver on plans: shown verbatim, and never undercut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.acts.guards import NVML_ACTIONS
+from pipeline.model.signals import CATALOGUE
+from pipeline.store.database import Database
+from tests.pipeline.acts_world import World
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with closing(Database(Path(tmp_path_factory.mktemp("acts")) / "store.duckdb")) as made:
+        yield made
+
+
+@pytest.fixture
+def world(database: Database) -> World:
+    return World(database)
+
+
+def test_the_recovery_action_of_the_driver_stands_on_each_plan_with_nvmls_own_name(world: World) -> None:
+    states = CATALOGUE["gpu.recovery_action"].states
+    assert set(NVML_ACTIONS) == set(states)
+    world.facts["recovery"] = {"n03": "reboot node"}
+    for verb in ("hold", "diagnose", "ticket", "evict", "reset", "release"):
+        plan = world.propose(verb, "n03").plan
+        assert plan is not None
+        (said,) = [guard.now for guard in plan.guards if guard.name == "recovery_action"]
+        assert said == "n03: reboot node (NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)"
+
+
+@pytest.mark.parametrize("action", ["recover IMEX domain", "reset bus", "reboot system", "reboot node"])
+def test_the_reset_of_a_gpu_is_less_than_a_bus_an_imex_domain_or_a_node_needs(world: World, action: str) -> None:
+    hold = world.propose("hold", "n03")
+    world.approve(hold)
+    world.run(3)
+    world.facts["recovery"] = {"n03": action}
+    plan = world.propose("reset", "n03").plan
+    assert plan is not None
+    assert [guard.name for guard in plan.failing] == ["recovery_action"]
