@@ -55,6 +55,7 @@ MessageTimeout=10
 KillWait=1
 UnkillableStepTimeout=25
 PrologFlags=Alloc
+RebootProgram=/bin/true
 Prolog={at}/prolog
 Epilog={at}/epilog
 {nodes}

@@ -27,6 +27,8 @@ GIVE_UP_S = 1800.0
 restart of a scheduler with its state takes minutes."""
 GIVE_UP_DIAGNOSTIC_S = 4 * 3600.0
 """The same for a diagnostic (s). Chosen: as for the programs of a site."""
+REBOOT_MINUTES = 30.0
+"""How long a node has to be back after a reboot, if verify_minutes is less. Chosen: twice what a slow one takes."""
 MAX_JOBS_SHOWN = 5
 """Jobs of a node that a reason to wait names. Chosen: fits a line."""
 MAX_WAITS = 1000
@@ -239,11 +241,16 @@ class Executor:
             self.board.report(act.id, "verified", self.name, {"after": shown})
         elif all(seen.values()):
             self._wait(act, f"the scheduler shows it; verified once that has lasted {adapter.saved_after_s:g} s")
-        elif self.clock() - act.updated > self.config.verify_minutes * 60 * SECOND:
+        elif self.clock() - act.updated > self._minutes_to_verify(act) * 60 * SECOND:
             held = [t for t in act.targets if _carries(world, t, act.mark)]
             self.board.report(act.id, "failed", self.name, {"reason": _say_unseen(seen), "held": held})
         else:
             self._wait(act, _say_unseen(seen))
+
+    def _minutes_to_verify(self, act: Act) -> float:
+        """Returns how long the scheduler may take to show the effect of an act."""
+        minutes = self.config.verify_minutes
+        return max(minutes, REBOOT_MINUTES) if act.verb == "reboot" else minutes
 
     def _is_lasting(self, id_: str, shown: bool, seconds: float) -> bool:
         """Returns whether the scheduler has shown an effect for so long that it no longer loses it in a crash."""

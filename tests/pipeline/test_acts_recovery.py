@@ -1,17 +1,20 @@
-"""The recovery action of NVIDIA's driver on plans: shown verbatim, and never undercut."""
+"""Recovery: NVIDIA's recommendation on plans, shown verbatim and never undercut; when a reboot by Slurm is over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.acts.adapters.slurm import Slurm
 from pipeline.acts.guards import NVML_ACTIONS
+from pipeline.acts.scheduler import SchedulerNode
 from pipeline.model.signals import CATALOGUE
 from pipeline.store.database import Database
-from tests.pipeline.acts_world import World
+from tests.pipeline.acts_world import ON, World
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +48,27 @@ def test_the_reset_of_a_gpu_is_less_than_a_bus_an_imex_domain_or_a_node_needs(wo
     plan = world.propose("reset", "n03").plan
     assert plan is not None
     assert [guard.name for guard in plan.failing] == ["recovery_action"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "over"),
+    [
+        ("IDLE+DRAIN+REBOOT_REQUESTED", "fault", None),
+        ("DOWN+DRAIN+REBOOT_ISSUED", "fault : reboot issued", None),
+        ("DOWN*+DRAIN", "fault : reboot issued", None),
+        ("DOWN+DRAIN", "fault : reboot issued : reboot timed out", None),
+        ("DOWN+DRAIN", "fault : reboot complete", True),
+    ],
+)
+def test_a_reboot_by_slurm_is_over_when_the_node_is_back(
+    world: World, state: str, reason: str, over: bool | None
+) -> None:
+    act = replace(world.propose("hold", "n03"), verb="reboot")
+    assert Slurm(ON).find_effect(act, SchedulerNode("n03", True, state, reason)) is over
+
+
+def test_a_second_reboot_has_the_reason_of_the_hold_alone(world: World) -> None:
+    act = replace(world.propose("hold", "n03"), verb="reboot")
+    node = SchedulerNode("n03", True, "DOWN+DRAIN", f"{act.mark} alice fault : reboot complete")
+    (command,) = Slurm(ON).list_commands(act, replace(world.scheduler.read_state(0), nodes={"n03": node}))
+    assert command == f"scontrol reboot ASAP nextstate=DOWN 'reason={act.mark} alice fault' n03"

@@ -30,6 +30,10 @@ OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
 MUST_REGISTER = "has not registered at slurmctld; its slurmd must run before it is resumed"
+REBOOT_NOTE = " : reboot"
+"""How what Slurm adds to the reason of a node that it reboots begins ("reboot issued", "reboot complete")."""
+TIMED_OUT = "reboot timed out"
+"""What it adds if the node is not back after ResumeTimeout."""
 _GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
 _JOBS = "%A|%a|%b|%N"
 """Fields of `squeue -o`: id, account, GRES per node, nodes. None of them is cut off."""
@@ -109,7 +113,7 @@ class Slurm(Immediate):
             return not node.jobs or None
         if act.verb == "release":
             return not node.out or None
-        return "REBOOT" not in node.state or None
+        return _has_rebooted(node) or None
 
     def _jobs_of(self, act: Act, node: SchedulerNode) -> Mapping[str, SchedulerJob]:
         return self.read_state(0).jobs if act.verb == "evict" and node.jobs else {}
@@ -144,7 +148,14 @@ def _commands(act: Act, node: SchedulerNode | None, name: str, jobs: Mapping[str
     if act.verb == "evict":
         found = [jobs.get(job, SchedulerJob(job, ())) for job in (node.jobs if node else ())]
         return [["scontrol", "requeue", job.id] if job.requeues else ["scancel", job.id] for job in found]
-    return [["scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={write_note(act)}", name]]
+    # the reboot's reason replaces the node's: without the mark of the hold the node would no longer be held here
+    reason = node.reason.partition(REBOOT_NOTE)[0] if node and node.mark else write_note(act)
+    return [["scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={reason}", name]]
+
+
+def _has_rebooted(node: SchedulerNode) -> bool:
+    """Returns whether a reboot is over and the node answers: Slurm ends one that timed out too, and says so."""
+    return "REBOOT" not in node.state and "*" not in node.state and TIMED_OUT not in node.reason
 
 
 def _resume(name: str) -> list[str]:
