@@ -159,6 +159,8 @@ class Executor:
             self.board.report(act.id, "refused", self.name, {"reason": f"the plan has changed: {'; '.join(changes)}"})
             return
         begun = self.board.begin(act.id, [guard.name for guard in fresh.failing], self.name)
+        if begun.attempts > 1:  # this process was slow, and lost the right to act: a program must not run twice
+            raise Refused(f"act {act.id}: another executor began it in between")
         self._begun.add(act.id)
         self._carry_out(begun, world)
         self._seen = None

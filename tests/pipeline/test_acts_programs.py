@@ -14,7 +14,7 @@ from pipeline.acts.act import Act
 from pipeline.acts.adapters.adapter import Adapter, StillRunning
 from pipeline.acts.adapters.programs import TIMEOUT_S, Programs
 from pipeline.acts.executor import Executor
-from pipeline.acts.scheduler import SchedulerNode
+from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.commands.executor import finish
 from pipeline.model.errors import UsageError
 from pipeline.store.database import Database
@@ -144,6 +144,22 @@ def test_a_killed_executor_counts_its_programs_as_failed(long: LongWorld) -> Non
     long.executor = long.start_executor()
     long.run()
     assert (long.state(act), "interrupted" in long.board.find(act.id).result["reason"]) == ("failed", True)
+
+
+def test_an_executor_that_was_slow_while_another_began_an_act_does_not_begin_it_again(long: LongWorld) -> None:
+    act = long.propose("diagnose", "n03")
+    long.approve(act)
+    other, read = long.start_executor(), long.scheduler.read_state
+
+    def read_slowly(now: int) -> SchedulerState:
+        long.scheduler.read_state = read  # type: ignore[method-assign]
+        other.run_once()
+        return read(now)
+
+    long.scheduler.read_state = read_slowly  # type: ignore[method-assign]
+    long.run()
+    assert sum(len(programs._running) for programs in long.programs) == 1
+    assert long.state(act) == "executing"
 
 
 def test_a_stop_waits_for_programs_and_begins_nothing(long: LongWorld) -> None:
