@@ -14,6 +14,7 @@ from pipeline.acts.adapters.kubernetes import parse_node
 from pipeline.acts.adapters.slurm import parse_nodes
 from pipeline.acts.adapters.slurmrestd import parse_nodes as parse_rest
 from pipeline.acts.scheduler import SchedulerNode
+from pipeline.config.acts import KubernetesAccess
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import Killed, World
@@ -121,6 +122,26 @@ def test_a_node_that_kubernetes_itself_finds_unreachable_can_be_held(
     )
     found = parse_node(node, ())
     assert (found.out, found.absent, found.is_taken) == (True, absent, not absent)
+
+
+@pytest.mark.parametrize(
+    ("keys", "out", "reason"),
+    [
+        (("nvidia.com/gpu",), False, ""),
+        (("nvidia.com/gpu", "broken"), True, "broken"),
+        (("fleetpulse.io/held",), True, "fleetpulse.io/held"),  # a person uncordoned it and left the taint
+    ],
+)
+def test_a_taint_that_reserves_a_node_takes_it_not_out_and_one_that_is_left_is_named(
+    keys: tuple[str, ...], out: bool, reason: str
+) -> None:
+    node = client.V1Node(
+        metadata=client.V1ObjectMeta(name="n03", annotations={"fleetpulse.io/held-for": "fleetpulse:ACT-1 alice"}),
+        spec=client.V1NodeSpec(taints=[client.V1Taint(key=key, effect="NoSchedule") for key in keys]),
+        status=client.V1NodeStatus(conditions=[client.V1NodeCondition(type="Ready", status="True")]),
+    )
+    found = parse_node(node, (), KubernetesAccess().dedicated_taints)
+    assert (found.out, found.reason, found.mark) == (out, reason, "")
 
 
 @pytest.mark.slow

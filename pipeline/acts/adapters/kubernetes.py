@@ -229,8 +229,8 @@ def parse_node(node: Any, jobs: tuple[str, ...], dedicated: Collection[str] = ()
     ready = any(c.type == "Ready" and c.status == "True" for c in (node.status.conditions or ()))
     out = bool(node.spec.unschedulable) or bool(keeping) or not ready
     words = ["Ready" if ready else "NotReady", *(("SchedulingDisabled",) if node.spec.unschedulable else ())]
-    others = ", ".join(sorted(t.key for t in keeping if t.key != TAINT))
-    reason = note if note.startswith(OWNER) and node.spec.unschedulable else others
+    taints = ", ".join(sorted(t.key for t in keeping))  # also ours, which stays if a person only uncordons the node
+    reason = note if note.startswith(OWNER) and node.spec.unschedulable else taints
     absent = not ready and not node.spec.unschedulable and NO_ANSWER.issuperset(t.key for t in keeping)
     version = node.metadata.resource_version
     return SchedulerNode(node.metadata.name, out, ",".join(words), reason, jobs, version, absent)
