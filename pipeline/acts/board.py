@@ -370,7 +370,8 @@ class Board:
                 raise Outdated(f"act {act.id}: has changed; it is now {found[1]}")
             after = {"state": act.state, "targets": list(act.targets), "verb": act.verb, "mode": act.mode}
             before = None if found is None else {"state": found[1]}
-            entry = AuditEntry(who, action, act.id, comment, "done", before, after)
+            outcome: Literal["refused", "done"] = "refused" if act.state == "refused" else "done"
+            entry = AuditEntry(who, action, act.id, comment, outcome, before, after)
             ledger.save_act(connection, act, str(who), comment, [entry], self.clock())
         return act
 

@@ -124,7 +124,8 @@ def test_a_copied_owner_mark_is_refused_with_exit_code_4(served, monkeypatch, ca
     served.scheduler.by_hand("n07", True, f"{mark} looks like ours")
     act = served.propose("release", "n07", **person(served, "alice"))
     assert (act["state"], act["result"]["reason"].partition(":")[0]) == ("refused", "owner")
-    assert list_audit(served.site.database.connection)[0]["action"] == "refuse act"
+    newest = list_audit(served.site.database.connection)[0]
+    assert (newest["action"], newest["outcome"]) == ("refuse act", "refused")
     monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["operator"])
     assert fleetpulse.main(["act", "run", act["id"], "--config", str(served.file)]) == 4
     assert "refused: owner: n07" in capsys.readouterr().err
