@@ -38,7 +38,7 @@ class Ticking:
         self.pool = WorkerPool(collectors, "n1", 1.0, lambda: self.seconds)
         self.workers = {w.collector.name: w for w in self.pool.workers}
 
-    def tick(self, timeout: float = 10.0, step: float = 1.0) -> dict[str, ReadResult]:
+    def tick(self, timeout: float = 30.0, step: float = 1.0) -> dict[str, ReadResult]:
         self.seconds += step
         found = self.pool.tick(START + round(self.seconds * SECOND), timeout)
         return {worker.collector.name: delivery for worker, delivery in found.items()}
@@ -86,8 +86,8 @@ def is_alive(pid: int) -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for another process, at most 10 s."""
-    end = time.monotonic() + 10
+    """Waits for another process, at most 30 s."""
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)  # lets another process run; not a measurement
