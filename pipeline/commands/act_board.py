@@ -31,8 +31,9 @@ WAIT_FOR_VALUES = 120 * SECOND
 _WRONG = """
 SELECT 1 FROM events WHERE kind = 'digest' AND node = $1 AND time >= make_timestamptz($2::BIGINT)
 AND coalesce(data ->> '$.wrong', '0') <> '0' LIMIT 1"""
-MAX_AGE = 300 * SECOND
-"""Age of a recovery action beyond which it is unknown (us). Chosen: as that of the scheduler's state."""
+RECOVERY_AGE = 86_400 * SECOND
+"""Age of a recovery action beyond which it is unknown (us). Silence is no recovery, and a repaired node sends values
+within seconds. Chosen: a day, so that a GPU that was removed does not block its node for long."""
 
 
 class CheckedBoard(Board):
@@ -103,7 +104,7 @@ def read_recovery(service: PipelineService, names: tuple[str, ...]) -> Mapping[s
     """Returns what NVIDIA's driver recommends for the GPUs of nodes: the strongest action, by node."""
     devices = service.devices
     current = service.ingest.read_current("gpu", [RECOVERY.column])
-    found = select_current(current, devices, RECOVERY, service.clock(), MAX_AGE)
+    found = select_current(current, devices, RECOVERY, service.clock(), RECOVERY_AGE)
     strongest: dict[str, int] = {}
     for place, entity in enumerate(devices.names("gpu")):
         node = entity.partition(":")[2].rpartition(".")[0]

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pipeline.acts import ledger
@@ -18,13 +20,14 @@ from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.guards import Facts
 from pipeline.acts.remote import encode_facts, parse_facts
 from pipeline.acts.scheduler import SchedulerNode
-from pipeline.commands.act_board import drop_wrong_canaries
+from pipeline.commands.act_board import drop_wrong_canaries, read_recovery
 from pipeline.config.acts import Acts
 from pipeline.engine.act_facts import FactSource, find_held_since
 from pipeline.incidents.jobs import Place
 from pipeline.model.errors import Refused, Unreachable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
+from pipeline.store.latest import CurrentValues
 from tests.pipeline.acts_world import ALICE, BOB, CAROL, ON, ROBOT, World
 from tests.pipeline.living import LivingSite
 
@@ -273,3 +276,18 @@ def test_a_thousand_waiting_acts_are_what_an_executor_says_at_most(world: World)
     world.executor._wait(act, "y" * 900)
     world.run()
     assert (len(said[0]), said[1]) == (MAX_WAITS, {act.id: "y" * MAX_REASON})
+
+
+def test_the_recovery_action_of_a_node_that_went_silent_counts_for_a_day(tmp_path: Path) -> None:
+    site = LivingSite(tmp_path / "store.duckdb")
+    site.engine.devices.assign_ids("gpu", "here", "n1", False, ("gpu:n1.0", "gpu:n1.1"))
+    slots = np.arange(2, dtype=np.int32)
+    seen = np.full(2, site.now, np.int64)
+    values = {"recovery_action": np.array([2, 0], np.uint8)}  # reboot node, none
+    current = CurrentValues(values, {"recovery_action": seen}, seen, slots)
+    ingest = SimpleNamespace(read_current=lambda *_: current)
+    service = SimpleNamespace(devices=site.engine.devices, ingest=ingest, clock=lambda: site.now)
+    for hours, expected in ((0, {"n1": "reboot node"}), (23, {"n1": "reboot node"}), (25, {})):
+        service.clock = lambda hours=hours: site.now + hours * 60 * MINUTE
+        assert read_recovery(service, ("n1",)) == expected  # type: ignore[arg-type] # what it reads of a service
+    site.database.close()
