@@ -345,8 +345,14 @@ class Board:
                 self._save(act.move("expired", now), "fleetpulse", "expire act", f"not begun while it was {act.state}")
 
     def _open_breaker_if_due(self) -> None:
-        reason = self.read(breaker.find_reason, self.clock(), self.fleet_nodes())
-        if reason and not self.read_breaker():
+        if reason := self.read(breaker.find_reason, self.clock(), self.fleet_nodes()):
+            self.open_breaker(reason)
+
+    def open_breaker(self, reason: str) -> None:
+        """Stops automation until a person closes the breaker, and notifies all operators; once."""
+        with self._lock:
+            if self.read_breaker():
+                return
             with self.database.transaction() as connection:
                 ledger.open_breaker(connection, reason, self.clock())
             self._notify("Acts by programs are stopped", f"{reason}. People still may act; only a person closes it.")

@@ -45,7 +45,7 @@ class PolicyProposer:
         self._done = {key: seen for key, seen in self._done.items() if now - seen < 2 * FRESH}
         with engine.lock:
             fresh = [i for i in engine.life.shown.values() if is_due(i, now)]
-            burn_in = read_burn_ins(self._board, now)
+            burn_in, lowered = read_burn_ins(self._board, now), engine.finding_filter.budget.lowered
             wanted = [
                 (policy, incident, targets)
                 for incident in sorted(fresh, key=lambda i: (i.opened, i.id))
@@ -53,6 +53,11 @@ class PolicyProposer:
                 if (policy.name, incident.id) not in self._done
                 and (targets := find_targets(policy, incident, engine.topology, burn_in))
             ]
+        for policy, incident, _ in wanted:
+            if incident.detector in lowered:  # it has drifted, or never fitted this site
+                self._board.open_breaker(
+                    f"policy {policy.name} follows {incident.detector}, whose pages were too often wrong"
+                )
         return [made for each in wanted if (made := self._propose(*each, now)) is not None]
 
     def _propose(self, policy: ActPolicy, incident: Incident, targets: tuple[str, ...], now: int) -> Act | None:

@@ -76,6 +76,17 @@ def test_a_restart_proposes_nothing_again_and_nothing_for_old_incidents(path: Pa
     assert other.run() == []
 
 
+def test_a_detector_that_was_too_often_wrong_opens_the_breaker_instead_of_an_act(path: Path) -> None:
+    made = Policies(path, HOT)
+    made.site.engine.finding_filter.budget.lowered = frozenset({"hot"})
+    made.site.report("gpu:n1.2")
+    assert made.run() == []
+    assert made.board.read_breaker() == "policy hot follows hot, whose pages were too often wrong"
+    made.site.engine.finding_filter.budget.lowered = frozenset()
+    made.board.close_breaker(ROOT, True, "budget reset, cause found")
+    assert made.run() == [("hold", ("node:n1",))]
+
+
 def test_a_policy_keeps_its_rate(path: Path) -> None:
     made = Policies(path, HOT)
     for node in range(4):
