@@ -17,6 +17,7 @@ from agents.collectors.host.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
 from agents.node.batches import check_reading, encode_column
 from pipeline.model.signals import CATALOGUE
 from tests.examples import examples
+from tests.open_files import list_open
 
 SECOND = 1_000_000
 
@@ -247,15 +248,14 @@ def test_open_files_are_bounded_alarms_first(board: Board) -> None:
     for chip in range(chips):
         files = {f"temp{n}_{end}": 1 for n in range(1, 101) for end in ("input", "alarm", "crit_alarm", "max_alarm")}
         board.plug(chip, "many", f"chip{chip}", files)
-    before = len(os.listdir("/proc/self/fd"))
     hwmon = opened(board)
-    assert len(os.listdir("/proc/self/fd")) - before <= MAX_FLAGS + chips * 100
+    assert 0 < len(list_open(board.root)) <= MAX_FLAGS + chips * 100
     found = values(hwmon)
     assert len(found) == chips * 100
     assert all("sensor.temperature" in sensor for sensor in found.values())
     assert 100 <= len([sensor for sensor in found.values() if "sensor.alarm" in sensor]) < chips * 100
     hwmon.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert list_open(board.root) == []
 
 
 def test_excluded_chips_are_not_opened(board: Board) -> None:

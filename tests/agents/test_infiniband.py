@@ -18,6 +18,7 @@ from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 from tests.agents.rdma_node import CLASSIC, HARDWARE, RdmaNode, h100, write
+from tests.open_files import list_open
 
 MISSING = 2**64 - 1
 
@@ -310,10 +311,9 @@ def test_open_files_stay_within_the_usual_limit(tmp_path: Path) -> None:
     node = RdmaNode(tmp_path)
     for i in range(20):
         node.device(f"mlx5_{i}")
-    before = len(os.listdir("/proc/self/fd"))
     collector = opened(node)
     read_once(collector)
-    assert len(os.listdir("/proc/self/fd")) - before < 600
+    assert 0 < len(list_open(tmp_path)) < 600
     assert not np.isnan(read_once(collector).columns["nic.state"]).any()
     collector.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert list_open(tmp_path) == []

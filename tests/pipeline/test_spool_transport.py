@@ -16,6 +16,7 @@ from agents.node.spool.spool import Spool
 from pipeline.transport import Partition, segments, wire
 from pipeline.transport import spool as spool_transport
 from pipeline.transport.spool import SpoolTransport
+from tests.open_files import list_open
 
 
 def fill_spool(folder: Path, node: str = "n1", count: int = 5, **bounds: int) -> None:
@@ -128,15 +129,14 @@ def test_open_files_are_bounded_for_any_number_of_nodes(tmp_path: Path, monkeypa
     monkeypatch.setattr(spool_transport, "MAX_OPEN", 4)
     for i in range(12):
         fill_spool(tmp_path, node=f"n{i}", count=3)
-    before = len(os.listdir("/proc/self/fd"))
     transport = SpoolTransport(tmp_path)
     for offset in range(3):
         for partition in transport.partitions():
             (message,) = transport.read(partition, offset, 1, 100)
             assert message.value.endswith(b"%d" % offset)
-    assert len(os.listdir("/proc/self/fd")) - before <= 4
+    assert 0 < len(list_open(tmp_path)) <= 4
     transport.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert list_open(tmp_path) == []
 
 
 def test_an_unknown_partition_is_empty(tmp_path: Path) -> None:
@@ -257,14 +257,7 @@ def test_a_link_to_itself_is_skipped(tmp_path: Path) -> None:
 
 
 def open_segments(folder: Path) -> list[str]:
-    """Returns segments below `folder` held open by this process; the kernel marks unlinked ones."""
-    found = []
-    for handle in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{handle}"))
-        except FileNotFoundError:  # the descriptor of the listing
-            continue
-    return [name for name in found if name.startswith(f"{folder}/") and ".seg" in name]
+    return [name for name in list_open(folder) if ".seg" in name]
 
 
 def test_a_segment_that_was_read_is_closed_so_that_unlinking_it_frees_its_space(tmp_path: Path) -> None:
