@@ -130,7 +130,9 @@ def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_
     if frozen:
         own_broker.thaw()
     assert sum("kafka:" in line for line in lines) == 1, lines
-    assert all(" collector " in line or " agent: " in line or " kafka: " in line for line in lines), lines
+    known = (" collector ", " agent: ", " kafka: ", " disk: ")  # the disk of a busy machine may be slow for a while
+    assert all(any(word in line for word in known) for line in lines), "".join(lines)
+    assert sum(" disk: " in line for line in lines) <= 2, "".join(lines)
 
 
 def test_with_transport_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None:
