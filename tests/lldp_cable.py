@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.parts import do_without
+
+SEEN_S = 10.0
+"""How long two lldpd have to see each other (s): they send every second."""
+TRIES = 4
 
 
 def sh(*command: str) -> None:
@@ -28,6 +32,31 @@ def await_answer(ask: Callable[[], None]) -> None:
             if time.monotonic() > until:
                 raise TimeoutError(f"lldpd did not answer within 10 s: {error.stderr!r}") from error
             time.sleep(0.1)
+
+
+def start(names: Sequence[str], sockets: Sequence[str], daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Starts an lldpd in each namespace."""
+    for name, socket in zip(names, sockets, strict=True):
+        command = ["nsenter", f"--net=/run/netns/{name}", "/usr/sbin/lldpd", "-d", "-u", socket]
+        daemons.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+
+def stop(daemons: list[subprocess.Popen[bytes]]) -> None:
+    while daemons:
+        daemon = daemons.pop()
+        daemon.terminate()
+        daemon.wait(10)
+
+
+def is_seen(socket: str, neighbor: str) -> bool:
+    """Returns whether an lldpd sees a neighbor in time: one that starts while its link comes up may never send."""
+    end = time.monotonic() + SEEN_S
+    while time.monotonic() < end:
+        command = ["/usr/sbin/lldpcli", "-u", socket, "-f", "json", "show", "neighbors"]
+        if neighbor in subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 @contextmanager
@@ -50,18 +79,19 @@ def cable() -> Iterator[tuple[str, str, Callable[..., None]]]:
         for name in names:
             sh("ip", "netns", "add", name)
         sh("ip", "link", "add", "host0", "netns", names[0], "type", "veth", "peer", "name", "swp3", "netns", names[1])
-        for name, interface, socket in zip(names, ("host0", "swp3"), sockets, strict=True):
+        for name, interface in zip(names, ("host0", "swp3"), strict=True):
             sh("ip", "-n", name, "link", "set", interface, "up")
-            command = ["nsenter", f"--net=/run/netns/{name}", "/usr/sbin/lldpd", "-d", "-u", socket]
-            daemons.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        for side in (0, 1):
-            await_answer(lambda side=side: configure(side, "lldp", "tx-interval", "1"))
-        configure(1, "system", "hostname", "leaf-real")
+        for _ in range(TRIES):
+            start(names, sockets, daemons)
+            for side in (0, 1):
+                await_answer(lambda side=side: configure(side, "lldp", "tx-interval", "1"))
+            configure(1, "system", "hostname", "leaf-real")
+            if is_seen(sockets[0], "leaf-real"):
+                break
+            stop(daemons)
         yield sockets[0], sockets[1], configure
     finally:
-        for daemon in daemons:
-            daemon.terminate()
-            daemon.wait(10)
+        stop(daemons)
         for name in names:
             subprocess.run(("ip", "netns", "del", name), check=False, capture_output=True)
         shutil.rmtree(folder)
