@@ -45,7 +45,7 @@ class PolicyProposer:
         self._done = {key: seen for key, seen in self._done.items() if now - seen < 2 * FRESH}
         with engine.lock:
             fresh = [i for i in engine.life.shown.values() if is_due(i, now)]
-            burn_in, lowered = read_burn_ins(self._board, now), engine.finding_filter.budget.lowered
+            burn_in, drifted = read_burn_ins(self._board, now), frozenset(engine.finding_filter.budget.lowered)
             wanted = [
                 (policy, incident, targets)
                 for incident in sorted(fresh, key=lambda i: (i.opened, i.id))
@@ -53,16 +53,18 @@ class PolicyProposer:
                 if (policy.name, incident.id) not in self._done
                 and (targets := find_targets(policy, incident, engine.topology, burn_in))
             ]
-        for policy, incident, _ in wanted:
-            if incident.detector in lowered:  # it has drifted, or never fitted this site
-                self._board.open_breaker(
-                    f"policy {policy.name} follows {incident.detector}, whose pages were too often wrong"
-                )
-        return [made for each in wanted if (made := self._propose(*each, now)) is not None]
+        return [made for each in wanted if (made := self._propose(*each, drifted, now)) is not None]
 
-    def _propose(self, policy: ActPolicy, incident: Incident, targets: tuple[str, ...], now: int) -> Act | None:
+    def _propose(
+        self, policy: ActPolicy, incident: Incident, targets: tuple[str, ...], drifted: frozenset[str], now: int
+    ) -> Act | None:
+        """Proposes the act of a policy for an incident. drifted: detectors that drifted, or never fitted this site."""
         board, name = self._board, f"{POLICY}{policy.name}"
-        if board.config.mode_of(policy.verb) == "off" or board.read_breaker():
+        if board.config.mode_of(policy.verb) == "off":
+            return None
+        if incident.detector in drifted:
+            board.open_breaker(f"policy {policy.name} follows {incident.detector}, whose pages were too often wrong")
+        if board.read_breaker():
             return None
         key = f"{name}:{incident.id}"
         known = board.read(ledger.find_by_key, key) is not None

@@ -87,6 +87,13 @@ def test_a_detector_that_was_too_often_wrong_opens_the_breaker_instead_of_an_act
     assert made.run() == [("hold", ("node:n1",))]
 
 
+def test_a_detector_that_was_too_often_wrong_stops_no_others_through_a_verb_that_is_off(path: Path) -> None:
+    made = Policies(path, HOT, hold="off")
+    made.site.engine.finding_filter.budget.lowered = frozenset({"hot"})
+    made.site.report("gpu:n1.2")
+    assert (made.run(), made.board.read_breaker()) == ([], "")
+
+
 def test_a_policy_keeps_its_rate(path: Path) -> None:
     made = Policies(path, HOT)
     for node in range(4):
