@@ -32,12 +32,19 @@ job_router = APIRouter(prefix="/api/v1")
 
 
 @job_router.get("/jobs", response_model=models.Jobs)
-def jobs(request: Request, running: bool = False, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
-    """Running jobs and, unless `running`, those that ended; with pace, lost GPU-hours and open incidents."""
+def jobs(
+    request: Request,
+    running: bool = False,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    all_nodes: bool = False,
+) -> Response:
+    """Running jobs and, unless `running`, those that ended; with pace, lost GPU-hours and open incidents. Of a job the
+    first 1,024 nodes, or `all_nodes`."""
     service = get_context(request)
     with service.cursor() as cursor:
         found = list_jobs(cursor, None, not running, limit)
-    return json_response({"jobs": [_bound_nodes(job) for job in found], "as_of": iso(service.now())})
+    most = None if all_nodes else MOST_NODES
+    return json_response({"jobs": [_bound_nodes(job, most) for job in found], "as_of": iso(service.now())})
 
 
 @job_router.get("/jobs/{job}", response_model=models.JobDetail)
@@ -56,8 +63,8 @@ def job_detail(request: Request, job: str, hours: Annotated[float, Query(gt=0, l
     return json_response({**_bound_nodes(runs[0]), **more, "runs": [_bound_nodes(run) for run in runs[1:]]})
 
 
-def _bound_nodes(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {**job, "nodes": job["nodes"][:MOST_NODES], "node_count": len(job["nodes"])}
+def _bound_nodes(job: Mapping[str, Any], most: int | None = MOST_NODES) -> dict[str, Any]:
+    return {**job, "nodes": job["nodes"][:most], "node_count": len(job["nodes"])}
 
 
 def list_ranks(service: ApiContext, job: str) -> list[dict[str, Any]]:

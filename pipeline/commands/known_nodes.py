@@ -20,6 +20,8 @@ from pipeline.model.errors import Unreachable
 
 NEED_SCHEDULER = ("hold", "release", "evict", "reset", "reboot")
 """Verbs that need a scheduler to be on."""
+MOST_JOBS = 10_000
+"""Running jobs of one answer: the most that the API gives. With more, the jobs of a node may be missing."""
 
 
 class KnownNodes(Noop):
@@ -34,7 +36,9 @@ class KnownNodes(Noop):
         names = [_bare(node["entity"]) for node in self._read("/api/v1/fleet")["nodes"]]
         if not names:  # after the first start: a plan would refuse every node as unknown
             raise Unreachable("the pipeline knows no node yet; expected telemetry of at least one")
-        jobs = parse_jobs(self._read("/api/v1/jobs?running=true&limit=10000"))
+        jobs = parse_jobs(self._read(f"/api/v1/jobs?running=true&all_nodes=true&limit={MOST_JOBS}"))
+        if len(jobs) >= MOST_JOBS:
+            raise Unreachable(f"the pipeline knows {MOST_JOBS:,} running jobs or more: expected fewer, or a scheduler")
         on = list_jobs_by_node(jobs)
         nodes = {name: SchedulerNode(name, False, "no scheduler", jobs=on.get(name, ())) for name in names}
         return SchedulerState(now, nodes, jobs)

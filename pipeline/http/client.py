@@ -100,7 +100,7 @@ def _send(config: Config, request: urllib.request.Request, timeout: float, is_fi
                     f"{request.full_url} redirects to {error.headers.get('Location')}, which is not followed; "
                     "expected the pipeline itself: check [api] host and port"
                 ) from error
-            return error.code, _json_or_text(error.read())
+            return error.code, _name_token(config, error.code, _json_or_text(error.read()))
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error or type(error).__name__
         if isinstance(reason, TimeoutError):
@@ -110,6 +110,16 @@ def _send(config: Config, request: urllib.request.Request, timeout: float, is_fi
         raise Unreachable(
             f"API {base_url(config)} does not answer ({reason}); start the pipeline: fleetpulse pipeline"
         ) from error
+
+
+def _name_token(config: Config, status: int, answer: Any) -> Any:
+    """Returns the answer to a refused token; it says so if the environment overrode the configured file."""
+    if status not in (401, 403) or not isinstance(answer, dict) or not os.environ.get(TOKEN_VARIABLE):
+        return answer
+    if config.api.token_file is None:
+        return answer
+    detail = answer.get("detail") or answer.get("title")
+    return {**answer, "detail": f"{detail}; the token is that of {TOKEN_VARIABLE}, not of {config.api.token_file}"}
 
 
 def _json_or_text(raw: bytes) -> Any:

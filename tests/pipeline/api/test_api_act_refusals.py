@@ -223,6 +223,16 @@ def test_an_executor_with_another_token_is_refused_with_exit_code_4(served, tmp_
     assert list_audit(served.site.database.connection)[0]["outcome"] == "refused"
 
 
+def test_a_token_of_the_environment_that_overrides_the_executors_file_is_named_in_the_refusal(served, monkeypatch):
+    monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["admin"])
+    with pytest.raises(Refused) as refused:
+        RemoteBoard(served.config).claim("executor")
+    file = served.config.executor.token_file
+    assert f"; the token is that of FLEETPULSE_TOKEN, not of {file} (HTTP 403)" in str(refused.value)
+    monkeypatch.delenv("FLEETPULSE_TOKEN")
+    assert RemoteBoard(served.config).claim("executor") == []
+
+
 @pytest.mark.slow
 def test_a_forged_owner_mark_is_not_released_over_the_api_either(served):
     mark = held(served)["mark"]

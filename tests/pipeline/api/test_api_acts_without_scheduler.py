@@ -12,10 +12,12 @@ from pipeline.commands.known_nodes import KnownNodes, find_scheduler, needs_sche
 from pipeline.config.acts import Acts
 from pipeline.http import client
 from pipeline.model.errors import Unreachable
+from pipeline.model.records import SECOND
 from tests.pipeline.api.test_api_acts import Served
 
 FLEET = {"nodes": [{"entity": "node:n03"}, {"entity": "node:n04"}]}
 JOBS = {"jobs": [{"job": "job:81", "nodes": ["node:n03", "node:n04"], "gpus": 16, "account": "team"}]}
+ASK = client.get
 
 
 @pytest.fixture
@@ -46,6 +48,25 @@ def test_a_fresh_install_shows_a_whole_plan_and_the_dry_run_ends_executed(served
     unknown = served.call("POST", "/acts", {**body, "targets": ["node:n99"]}, token="dashboard", person="alice")[1]
     executor.run_once()
     assert "known_node" in served.board.find(unknown["id"]).result["reason"]
+
+
+def test_the_last_node_of_a_job_of_1100_nodes_has_the_job_and_is_one_of_1100(served, monkeypatch):
+    names = [f"n{number:04d}" for number in range(1100)]
+    served.site.database.connection.execute(
+        """INSERT INTO jobs VALUES ('job:81', make_timestamptz($1::BIGINT), NULL, '', 'team', '', 'slurm', 8800, 8800,
+           $2, NULL, false, NULL, NULL, NULL, false)""",
+        [served.site.now - 60 * SECOND, [f"node:{name}" for name in names]],
+    )
+    fleet = {"nodes": [{"entity": f"node:{name}"} for name in names]}
+    answer = lambda config, path: ASK(config, path) if "/jobs" in path else (200, fleet)  # noqa: E731
+    monkeypatch.setattr(client, "get", answer)
+    api = replace(served.config.api, token_file=served.config.executor.token_file)
+    state = KnownNodes(replace(served.config, api=api)).read_state(served.site.now)
+    assert [(job.id, len(job.nodes), job.gpus) for job in state.jobs_on(frozenset({"n1099"}))] == [("81", 1100, 8800)]
+    jobs = [{"job": f"job:{number}", "nodes": [], "gpus": 0, "account": ""} for number in range(10_000)]
+    monkeypatch.setattr(client, "get", lambda config, path: (200, {"jobs": jobs} if "/jobs" in path else fleet))
+    with pytest.raises(Unreachable, match="10,000 running jobs or more"):
+        KnownNodes(served.config).read_state(0)
 
 
 @pytest.mark.parametrize("verb", ["hold", "release", "evict", "reset", "reboot"])
