@@ -38,6 +38,7 @@ class Plan:
 class Act:
     """One act. approvals: (who, comment).   history: (time, state, actor, comment), oldest first.
 
+    open: whether it may still do something.   in_force: whether it keeps nodes out of service: those of `held`.
     waits_for: what it waits for that no person has to do, "" if nothing.
     """
 
@@ -52,7 +53,9 @@ class Act:
     incident: str
     created: int
     expires: int
+    open: bool
     in_force: bool
+    held: tuple[str, ...]
     plan: Plan | None
     approvals: tuple[tuple[str, str], ...]
     outcome: str
@@ -89,7 +92,9 @@ def parse_act(table: Mapping[str, Any]) -> Act:
         incident=str(table.get("incident") or ""),
         created=from_iso(table["created"]),
         expires=from_iso(table["expires"]),
+        open=bool(table["open"]),
         in_force=bool(table["in_force"]),
+        held=tuple(map(str, require_list(table["held"]))),
         plan=None if table.get("plan") is None else _plan(table["plan"]),
         approvals=tuple((str(a["who"]), str(a["comment"])) for a in require_list(table["approvals"])),
         outcome=str((table.get("result") or {}).get("reason", "")),

@@ -38,7 +38,6 @@ NEXT = (
     Step("diagnose", "link-soak", "Plan a link soak", "check of the links after the repair"),
     Step("release", "", "Plan the release", "repaired and checked"),
 )
-WAITING = ("proposed", "planned", "awaiting_approval", "approved", "executing", "executed", "verifying")
 STATE_TONES: Mapping[str, str] = {"awaiting_approval": "degraded", "failed": "critical", "refused": "critical"}
 
 
@@ -73,20 +72,15 @@ def _draw_list() -> None:
     with st.popover("Propose an act", key="acts-new", type="primary"):
         draw_form(Draft("acts-new"), found.modes)
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
-    open_ = [act for act in found.acts if is_waiting(act)]
+    open_ = [act for act in found.acts if act.open]
     st.html(markup.section("Open", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
-    held = [act for act in found.acts if act.in_force and act.state == "verified"]
+    held = [act for act in found.acts if act.in_force and not act.open]
     st.html(markup.section("Holds in force", f"{len(held):,}"))
     st.html(markup.table(head, act_rows(held, now), "No holds in force."))
     over = [act for act in found.acts if act not in open_ and act not in held][:MAX_OVER]
     st.html(
         markup.section("Closed", f"the newest {MAX_OVER}") + markup.table(head, act_rows(over, now), "No closed acts.")
     )
-
-
-def is_waiting(act: Act) -> bool:
-    """Returns whether an act goes on: a dry run ends when it is executed."""
-    return act.state in WAITING and not (act.state == "executed" and act.mode == "dry-run")
 
 
 def headline(found: ActList) -> str:
@@ -214,7 +208,7 @@ def _draw_next(act: Act) -> None:
     for step in steps:
         body = {
             "verb": step.verb,
-            "targets": list(act.targets),
+            "targets": list(act.held if act.in_force else act.targets),
             "reason": f"{step.reason} ({act.id})",
             "incident": act.incident,
             "params": {"level": step.level} if step.level else {},
@@ -223,8 +217,8 @@ def _draw_next(act: Act) -> None:
 
 
 def _has_next(act: Act) -> bool:
-    """Returns whether something follows: the node is held here, or was just diagnosed."""
-    return act.state == "verified" and (act.in_force or act.verb == "diagnose")
+    """Returns whether something follows: nodes are held here, also by a hold that failed, or were just diagnosed."""
+    return not act.open and (act.in_force or (act.verb == "diagnose" and act.state == "verified"))
 
 
 def _approve(act: Act, break_glass: bool = False) -> None:

@@ -227,7 +227,8 @@ class Act:
         if self.plan is not None:
             table["plan"] |= {"made": iso(self.plan.made), "hash": self.plan.hash(self)}
             table["plan"]["refused"] = self.plan.is_refused
-        return {**table, "mark": self.mark, "in_force": self.is_in_force, "text": describe(self)}
+        table |= {"open": self.is_open, "in_force": self.is_in_force, "held": list(self.held)}
+        return {**table, "mark": self.mark, "text": describe(self)}
 
 
 def describe(act: Act) -> str:

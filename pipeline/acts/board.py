@@ -271,6 +271,7 @@ class Board:
         """
         with self._lock:
             act, now = self.find(id_), self.clock()
+            self._lease.keep(who, now)
             if act.state == "executing":
                 return self._save(
                     act.change(now, attempts=act.attempts + 1), who, "resume act", "after an interruption"
@@ -303,6 +304,7 @@ class Board:
             )
         with self._lock:
             act, now = self.find(id_), self.clock()
+            self._lease.keep(who, now)
             if act.state == state:
                 return act
             moved = act.move(state, now, result={**act.result, **result})  # type: ignore[arg-type] # one of the above
@@ -324,13 +326,17 @@ class Board:
                 self._save(act.change(now, released=released), who, "end hold", f"released by {release.id}")
 
     def report_undone(self, id_: str, target: str, seen: str, who: str) -> Act:
-        """Records that a person undid a hold at the scheduler. It is a cancel, and is never fought."""
+        """Records that a held node lost our mark: a person undid the hold, which is a cancel and is never fought, or a
+        release that failed on another of its nodes gave this one back."""
         with self._lock:
             act, now = self.find(id_), self.clock()
             if target not in act.held:
                 return act
-            said = f"{target}: a person changed it at the scheduler ({seen}); it stays as it is"
             left = act.change(now, released=tuple(sorted({*act.released, target})))
+            if release := self.read(ledger.find_failed_release, target, act.began):
+                said = f"{target}: {release}, which failed, or a person gave it back ({seen})"
+                return self._save(left, who, "end hold", said)
+            said = f"{target}: a person changed it at the scheduler ({seen}); it stays as it is"
             if not left.held and act.state != "failed":
                 left = replace(act, released=left.released).move("cancelled", now)
             return self._save(left, who, "hold undone", said)

@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pipeline.acts.act import MAX_REASON, Act, GuardResult, JobHit, Plan
-from pipeline.acts.adapters.adapter import Adapter, NotYet, Outcome, StillRunning
+from pipeline.acts.adapters.adapter import (
+    GIVE_UP_DIAGNOSTIC_S,
+    GIVE_UP_S,
+    Adapter,
+    NotYet,
+    Outcome,
+    StillRunning,
+)
 from pipeline.acts.board import Work
 from pipeline.acts.guards import Facts, Question, evaluate_guards, needed_people
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
@@ -22,11 +29,6 @@ from pipeline.model.errors import ConfigError, FleetpulseError, Outdated, Refuse
 from pipeline.model.records import SECOND
 
 log = logging.getLogger("fleetpulse.executor")
-GIVE_UP_S = 1800.0
-"""How long after it began an act whose effect is unknown is looked up again before it counts as failed (s). Chosen: a
-restart of a scheduler with its state takes minutes."""
-GIVE_UP_DIAGNOSTIC_S = 4 * 3600.0
-"""The same for a diagnostic (s). Chosen: as for the programs of a site."""
 REBOOT_MINUTES = 30.0
 """How long a node has to be back after a reboot, if verify_minutes is less. Chosen: twice what a slow one takes."""
 MAX_JOBS_SHOWN = 5
@@ -73,6 +75,8 @@ class Executor:
         """Acts that this process began, or went on with."""
         self._waits: dict[str, str] = {}
         """What acts wait for, as the last round found it."""
+        self._asked: dict[str, dict[str, Outcome | None]] = {}
+        """Of acts that go on: the targets that were asked, with what came of it; None: it goes on."""
         self._shown_since: dict[str, int] = {}
         """Since when the scheduler shows the effect of an act that is not verified yet (UTC us)."""
 
@@ -86,13 +90,14 @@ class Executor:
         if only_waiting:
             work = [task for task in work if task.act.id in self.waiting]
         self.waiting, self._waits = set(), {}
+        self._asked = {task.act.id: self._asked[task.act.id] for task in work if task.act.id in self._asked}
         for task in work:
             try:
                 self._do(task)
             except StillRunning as error:
                 self.waiting.add(task.act.id)
                 self._wait(task.act, str(error))
-                self._fail_if_overdue(task.act, str(error))
+                self._fail_if_overdue(task.act, str(error), self._find_adapter(task.act.verb).find_limit(task.act))
             except NotYet as error:
                 log.warning("act %s: %s; tried again", task.act.id, error)
                 self._wait(task.act, str(error))
@@ -102,7 +107,8 @@ class Executor:
             except Unreachable as error:
                 log.warning("act %s: %s; tried again", task.act.id, error)
                 self._wait(task.act, str(error))
-                self._fail_if_overdue(task.act, str(error))
+                limit = GIVE_UP_DIAGNOSTIC_S if task.act.verb == "diagnose" else GIVE_UP_S
+                self._fail_if_overdue(task.act, str(error), limit)
             except FleetpulseError as error:  # one act must not stop the others
                 log.warning("act %s: %s", task.act.id, error)
                 self._wait(task.act, str(error))
@@ -114,7 +120,7 @@ class Executor:
 
     def _do(self, task: Work) -> None:
         if task.job == "plan":
-            self.board.plan(task.act.id, self.make_plan(task.act, task.facts))
+            self.board.plan(task.act.id, self._plan(task.act, task.facts, self._read_once()))
         elif task.job == "execute":
             self._execute(task.act)
         elif task.job == "resume":
@@ -126,11 +132,8 @@ class Executor:
 
     # --- planning -----------------------------------------------------------------------------------
 
-    def make_plan(self, act: Act, facts: Facts) -> Plan:
-        """Returns the plan of an act against the scheduler as it is now."""
-        return self._plan(act, facts, self._scheduler.read_state(self.clock()))
-
     def _plan(self, act: Act, facts: Facts, world: SchedulerState) -> Plan:
+        """Returns the plan of an act against a state of the scheduler."""
         question = Question(act, facts, world, self.config.limits, self.clock())
         guards = evaluate_guards(question)
         people, why = needed_people(question, guards)
@@ -191,22 +194,45 @@ class Executor:
         if act.mode == "dry-run":
             self.board.report(act.id, "executed", self.name, {"dry_run": True}, "dry run: no command was run")
             return
-        adapter, outcomes = self._find_adapter(act.verb), dict[str, Outcome]()
-        for target in act.targets:
-            node = world.nodes.get(target.partition(":")[2])
-            if node is None:
-                outcomes[target] = Outcome(False, "the scheduler no longer has this node")
-            elif act.verb in ("hold", "release") and adapter.find_effect(act, node):
-                outcomes[target] = Outcome(True, "was done before the interruption" if act.attempts > 1 else "is so")
-            else:
-                outcomes[target] = adapter.carry_out(act, node)
-            if not outcomes[target].done:
-                break
+        outcomes = self._ask_all(act, world)
         result = {"targets": {t: {"done": o.done, "output": o.output, **o.facts} for t, o in outcomes.items()}}
         if all(outcome.done for outcome in outcomes.values()):
             self.board.report(act.id, "executed", self.name, result)
         else:
             self._roll_back(act, outcomes, world, result)
+
+    def _ask_all(self, act: Act, world: SchedulerState) -> dict[str, Outcome]:
+        """Returns what came of each target that was asked; after a refusal nothing more is begun.
+
+        What goes on at one node delays no other node of the act. Raises StillRunning until all that began has ended.
+        """
+        adapter, outcomes, running, refused = self._find_adapter(act.verb), dict[str, Outcome](), list[str](), False
+        asked = self._asked.setdefault(act.id, {})
+        for target in act.targets:
+            if refused and target not in asked:
+                continue
+            known = asked.get(target)
+            try:
+                outcomes[target] = known or self._ask(adapter, act, target, world)
+            except StillRunning as error:
+                asked[target] = None
+                running.append(str(error))
+                continue
+            refused |= not outcomes[target].done
+            if act.verb not in ("hold", "release"):  # of those the scheduler says more: it may have lost one
+                asked[target] = outcomes[target]
+        if running:
+            raise StillRunning("; ".join(running))
+        return outcomes
+
+    def _ask(self, adapter: Adapter, act: Act, target: str, world: SchedulerState) -> Outcome:
+        """Carries the act out on one target, unless the scheduler shows its effect."""
+        node = world.nodes.get(target.partition(":")[2])
+        if node is None:
+            return Outcome(False, "the scheduler no longer has this node")
+        if act.verb in ("hold", "release") and adapter.find_effect(act, node):
+            return Outcome(True, "was done before the interruption" if act.attempts > 1 else "is so")
+        return adapter.carry_out(act, node)
 
     def _roll_back(
         self, act: Act, outcomes: Mapping[str, Outcome], world: SchedulerState, result: dict[str, Any]
@@ -225,7 +251,7 @@ class Executor:
     # --- afterwards ---------------------------------------------------------------------------------
 
     def _read_once(self) -> SchedulerState:
-        """Returns the scheduler's state of this round, for reading only: an act reads it again."""
+        """Returns the scheduler's state of this round, for plans and checks: what is carried out reads it again."""
         self._seen = self._seen or self._scheduler.read_state(self.clock())
         return self._seen
 
@@ -273,8 +299,7 @@ class Executor:
             if node is not None and (not node.out or node.mark != act.mark):
                 self.board.report_undone(act.id, target, _show(node), self.name)
 
-    def _fail_if_overdue(self, act: Act, why: str) -> None:
-        limit = GIVE_UP_DIAGNOSTIC_S if act.verb == "diagnose" else GIVE_UP_S
+    def _fail_if_overdue(self, act: Act, why: str, limit: float) -> None:
         if act.state == "executing" and self.clock() - (act.began or act.updated) > limit * SECOND:
             said = f"its effect is unknown for {limit / 60:.0f} min: {why}"
             held = list(act.targets) if act.verb == "hold" else []

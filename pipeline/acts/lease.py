@@ -37,6 +37,11 @@ class Lease:
             raise Refused(f"executor {who}: {other} is at work, until it has been quiet for {LEASE_S:g} s")
         self.holder, self.asked, self.waits = (who, instance), now, dict(waits)
 
+    def keep(self, who: str, now: int) -> None:
+        """Prolongs the right of the executor that is at work: it says what it does, in a round that may be long."""
+        if who == self.holder[0] and self._is_held(now):
+            self.asked = now
+
     def find_wait(self, act: Act, now: int) -> str:
         """Returns what an act waits for that the executor has to go on with; "" if nothing is known."""
         if act.state in _PEOPLE or not act.is_open:

@@ -160,6 +160,18 @@ def list_released(cursor: duckdb.DuckDBPyConnection, since: int) -> list[str]:
     return [str(node) for (node,) in rows]
 
 
+def find_failed_release(cursor: duckdb.DuckDBPyConnection, target: str, since: int) -> str:
+    """Returns the newest release of several nodes that began since a time, and failed; "" if there is none."""
+    found = cursor.execute(
+        """SELECT a.id FROM acts a JOIN act_history h ON h.act = a.id
+           WHERE a.verb = 'release' AND a.state = 'failed' AND a.document ->> '$.mode' = 'on' AND len(a.targets) > 1
+             AND list_contains(a.targets, $1) AND h.state = 'executing' AND h.time >= make_timestamptz($2::BIGINT)
+           ORDER BY h.time DESC LIMIT 1""",
+        [target, since],
+    ).fetchone()
+    return str(found[0]) if found else ""
+
+
 # --- the circuit breaker ------------------------------------------------------------------------------
 
 

@@ -21,7 +21,6 @@ Rows = list[Mapping[str, Any]]
 LIST = ("id", "state", "mode", "text", "requested_by", "incident", "reason")
 GUARDS = ("guard", "now", "limit", "result")
 STEPS = ("number", "time", "state", "actor", "comment")
-OVER = ("verified", "refused", "expired", "cancelled", "failed", "rolled_back")
 
 
 class ActError(FleetpulseError):
@@ -125,18 +124,18 @@ def _follow(config: Config, given: argparse.Namespace, pause: Callable[[float], 
     if act["state"] in ("proposed", "planned", "awaiting_approval"):
         raise Refused(f"act {given.id}: is {act['state'].replace('_', ' ')}; nothing runs before a person approves it")
     for _ in range(max(1, round(given.wait))):
-        done = act["state"] in OVER or (act["state"] == "executed" and act["mode"] == "dry-run")
-        if done:
+        if not act["open"]:
             break
         pause(1.0)
         act = _get(config, f"/acts/{quote(given.id, safe='')}")
-    if act["waits_for"]:
-        print_message(f"act {given.id}: waits: {act['waits_for']}")
+    if act["open"]:
+        waits = f"; it waits: {act['waits_for']}" if act["waits_for"] else ""
+        raise ActError(f"act {given.id}: is {act['state'].replace('_', ' ')} after {given.wait:g} s{waits}")
     if act["state"] == "refused":
         raise Refused(f"act {given.id}: refused: {act['result'].get('reason', '')}")
     if act["state"] == "expired":
         raise Refused(f"act {given.id}: expired before it began; plan it again")
-    if act["state"] in OVER and act["state"] != "verified":
+    if act["state"] not in ("verified", "executed"):  # a dry run ends executed
         raise ActError(f"act {given.id}: {act['state'].replace('_', ' ')}: {act['result'].get('reason', '')}")
     return act["history"], STEPS
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ACTS = ("hold", "release", "evict", "diagnose", "reset", "reboot", "ticket")
 ACT = option("id", "id of the act")
 WAIT = option("--wait", "seconds to wait for the executor (default: 30)", type=float, default=30.0, metavar="S")
+END = option("--wait", "seconds to wait for the end (default: 300)", type=float, default=300.0, metavar="S")
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "config": {
         "check": ("check all files, drop-ins and groups (the default)", (OUTPUT,)),
@@ -115,7 +116,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
             "approve the plan: refused for tokens, as people approve in the dashboard",
             (ACT, COMMENT, option("--typed", "name of the node, for verbs without an undo", metavar="NODE"), OUTPUT),
         ),
-        "run": ("follow an approved act to its end", (ACT, WAIT, OUTPUT)),
+        "run": ("follow an approved act to its end", (ACT, END, OUTPUT)),
         "cancel": ("cancel an act that has not begun", (ACT, WHY, OUTPUT)),
     },
     "token": {

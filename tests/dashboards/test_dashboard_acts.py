@@ -9,7 +9,7 @@ import pytest
 from dashboards import identity
 from dashboards.act_answers import parse_act, parse_acts
 from dashboards.identity import Person
-from dashboards.views.acts import guard_result, headline, is_waiting, state_text, subtitle
+from dashboards.views.acts import guard_result, headline, state_text, subtitle
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW
 from tests.dashboards.test_dashboard_pages import page, shown
@@ -62,7 +62,9 @@ def act_table(**more: Any) -> dict[str, Any]:
         "incident": "A1",
         "created": iso(NOW - 60 * SECOND),
         "expires": iso(NOW + 3600 * SECOND),
+        "open": True,
         "in_force": False,
+        "held": [],
         "plan": plan,
         "approvals": [],
         "result": {},
@@ -95,11 +97,23 @@ def test_an_act_that_waits_says_for_what_in_the_list_and_on_its_page(acts: Any) 
     assert "Not planned yet." in text
 
 
-def test_a_dry_run_that_was_executed_is_over(acts: Any) -> None:
-    assert [is_waiting(parse_act(act_table(state="executed", mode=mode))) for mode in ("on", "dry-run")] == [
-        True,
-        False,
-    ]
+def test_an_act_that_is_over_is_closed_whatever_its_state(acts: Any) -> None:
+    acts.answers["acts"]["acts"] = [act_table(state="executed", mode="dry-run", open=False)]
+    text = shown(page(acts_script))
+    assert "No open acts." in text
+    assert "No closed acts." not in text
+
+
+def test_a_hold_that_failed_and_keeps_nodes_out_is_in_force_and_offers_the_release_of_those(acts: Any) -> None:
+    targets = ["node:n042", "node:n043"]
+    failed = act_table(state="failed", open=False, in_force=True, held=["node:n043"], targets=targets)
+    acts.answers["acts"] |= {"acts": [failed], "modes": {"hold": "on", "release": "on"}}
+    acts.answers["acts/ACT-1"] = failed
+    text = shown(page(acts_script))
+    assert ("No holds in force." in text, "No closed acts." in text) == (False, True)
+    test = page(acts_script, id="ACT-1")
+    test.button(key="act-release-").click().run()
+    assert [body["targets"] for _, body in acts.posted] == [["node:n043"]]
 
 
 def test_an_open_breaker_is_the_first_thing_on_the_page(acts: Any) -> None:

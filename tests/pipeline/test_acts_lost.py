@@ -170,6 +170,27 @@ def test_a_release_that_slurm_refuses_until_the_node_registers_is_tried_for_minu
     finish(world, "release", "n03")
 
 
+def test_what_a_release_gave_back_before_it_failed_is_no_persons_undo(world: World) -> None:
+    hold = finish(world, "hold", "n03", "n11")
+    carry_out = world.scheduler.carry_out
+
+    def refuse_the_second(act: Act, node: SchedulerNode) -> Outcome:
+        return Outcome(False, "Invalid node state") if node.name == "n11" else carry_out(act, node)
+
+    world.scheduler.carry_out = refuse_the_second  # type: ignore[method-assign]
+    release = world.propose("release", "n03", "n11")
+    world.approve(release)
+    world.run(3)
+    assert world.state(release) == "failed"
+    found = world.board.find(hold.id)
+    assert (found.state, found.held) == ("verified", ("node:n11",))
+    said = world.board.describe(hold.id)["history"][-1]["comment"]
+    assert said == f"node:n03: {release.id}, which failed, or a person gave it back (IDLE)"
+    world.scheduler.by_hand("n11", False)
+    world.run()
+    assert (world.board.find(hold.id).held, world.state(hold)) == ((), "verified")
+
+
 def test_a_node_that_another_drained_right_after_its_release_is_left_to_them(world: World) -> None:
     hold, release = finish(world, "hold", "n03"), begin(world, "release", "n03")
     world.scheduler.by_hand("n03", True, "NHC: check_fs failed")

@@ -14,6 +14,13 @@ MAX_NOTE = 200
 """Characters of a reason at the scheduler. Chosen: what `sinfo -R` and `kubectl describe` still show."""
 
 
+GIVE_UP_S = 1800.0
+"""How long after it began an act whose effect is unknown is looked up again before it counts as failed (s). Chosen: a
+restart of a scheduler with its state takes minutes."""
+GIVE_UP_DIAGNOSTIC_S = 4 * 3600.0
+"""The same for a diagnostic (s). Chosen: as for the programs of a site."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a command did to one node. done: the scheduler accepted it.   output: what it answered, for people."""
@@ -24,7 +31,7 @@ class Outcome:
 
 
 class StillRunning(FleetpulseError):  # noqa: N818 - reads as the state it names
-    """What was begun on a node goes on: ask again in the next round. Other acts need not wait for it."""
+    """What was begun on a node goes on: ask again in the next round. Other nodes and acts need not wait for it."""
 
 
 class NotYet(FleetpulseError):  # noqa: N818 - reads as the state it names
@@ -41,6 +48,11 @@ class Immediate:
         """See `Adapter.is_waiting`."""
         del act
         return False
+
+    def find_limit(self, act: Act) -> float:
+        """See `Adapter.find_limit`."""
+        del act
+        return GIVE_UP_S
 
 
 class Adapter(Protocol):
@@ -74,6 +86,10 @@ class Adapter(Protocol):
 
     def is_waiting(self, act: Act) -> bool:
         """Returns whether this process began the act and waits for its end: then it asks on, and begins nothing."""
+        ...
+
+    def find_limit(self, act: Act) -> float:
+        """Returns how long after it began an act that goes on counts as failed (s): beyond the adapter's own limits."""
         ...
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:

@@ -19,7 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Immediate, Outcome, StillRunning, check_owner, write_note
+from pipeline.acts.adapters.adapter import GIVE_UP_S, Immediate, Outcome, StillRunning, check_owner, write_note
 from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -168,6 +168,11 @@ class Kubernetes(Immediate):
     def is_waiting(self, act: Act) -> bool:
         """See `Adapter.is_waiting`: pods of one of its nodes were asked to end, and are still there."""
         return any(id_ == act.id for id_, _ in self._until)
+
+    def find_limit(self, act: Act) -> float:
+        """See `Adapter.find_limit`: after an interruption the time for disruption budgets begins again."""
+        del act
+        return GIVE_UP_S + self._access.evict_minutes * 60
 
     def _evict_pod(self, pod: Any) -> str:
         """Asks for the eviction of a pod. Returns why it is protected now; raises Unreachable."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, StillRunning, write_note
+from pipeline.acts.adapters.adapter import GIVE_UP_S, Outcome, StillRunning, write_note
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.config.acts import Acts
 from pipeline.model.errors import ConfigError
@@ -26,7 +26,8 @@ from pipeline.model.errors import ConfigError
 TIMEOUT_S = 4 * 3600.0
 """Time limit of one program (s): `dcgmi diag -r 4` takes one to two hours on a node of 8 GPUs. Chosen."""
 SHORT_S = 2.0
-"""How long the executor waits for the end of a program before it goes on (s). Chosen: most programs end at once."""
+"""How long the executor waits for the end of a program that it just started, if no other runs, before it goes on (s).
+Chosen: most programs end at once."""
 KEPT = 4000
 """Characters of the output that are kept: its end. Chosen."""
 
@@ -65,16 +66,17 @@ class Programs:
 
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """Starts the program of a node, or looks whether it has ended. Raises StillRunning."""
-        key = act.id, node.name
+        key, wait_s = (act.id, node.name), 0.0
         if key in self._ended:
             return self._ended[key]
         if key not in self._running:
+            wait_s = 0.0 if self._running else self._wait_s  # of many nodes the waits would add up
             words = self._argv(act, node.name)
             try:
                 self._running[key] = self._start(words)
             except OSError as error:
                 return Outcome(False, f"{shlex.join(words)}: {error}")
-        code = self._wait(self._running[key], node.name)
+        code = self._wait(self._running[key], node.name, wait_s)
         said = _read_end(self._running.pop(key).output)
         facts = {"exit_code": str(code), "level": act.params.get("level", "1")}
         late = f"did not end within {TIMEOUT_S / 3600:g} h, and was killed: "
@@ -85,6 +87,11 @@ class Programs:
     def is_waiting(self, act: Act) -> bool:
         """See `Adapter.is_waiting`: one of its programs was started by this process."""
         return any(id_ == act.id for id_, _ in (*self._running, *self._ended))
+
+    def find_limit(self, act: Act) -> float:
+        """See `Adapter.find_limit`: a program over its time is killed first."""
+        del act
+        return TIMEOUT_S + GIVE_UP_S
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """Returns that a program cannot be undone."""
@@ -107,10 +114,10 @@ class Programs:
             raise
         return Running(process, output, self._clock())
 
-    def _wait(self, run: Running, name: str) -> int | None:
+    def _wait(self, run: Running, name: str, wait_s: float) -> int | None:
         """Returns the exit code; None if it was killed because its time is over. Raises StillRunning."""
         try:
-            return run.process.wait(self._wait_s)
+            return run.process.wait(wait_s)
         except subprocess.TimeoutExpired as error:
             age = self._clock() - run.started
             if age <= TIMEOUT_S:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.acts.act import VERBS, Act, Verb
-from pipeline.acts.adapters.adapter import Outcome, StillRunning, write_note
+from pipeline.acts.adapters.adapter import GIVE_UP_DIAGNOSTIC_S, GIVE_UP_S, Outcome, StillRunning, write_note
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.config.acts import Acts
 from pipeline.model.errors import ConfigError, Unreachable
@@ -44,7 +44,7 @@ class Webhook:
             raise ConfigError(f"[{SECTION}] secret_file {access.secret_file}: {error.strerror}") from error
         self._keys = [decode_secret(text, f"[{SECTION}]") for text in secrets]
         self._call, self._clock = call, clock
-        self._asked: set[str] = set()
+        self._asked: set[tuple[str, str]] = set()
 
     def read_state(self, now: int) -> SchedulerState:
         """Returns no nodes: a webhook cannot list them."""
@@ -59,21 +59,25 @@ class Webhook:
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.carry_out`. 202 raises StillRunning: asked again until the tool answers 200 or an error."""
         answer = self._send(act, node.name, act.verb)
-        self._asked.discard(act.id)
+        self._asked.discard((act.id, node.name))
         said = answer.body.decode(errors="replace")[:KEPT]
         if answer.status in (200, 201, 204):
             return Outcome(True, said)
         if answer.status == 202:
-            self._asked.add(act.id)
+            self._asked.add((act.id, node.name))
             raise StillRunning(f"[{SECTION}]: HTTP 202: the tool is at work on {node.name}")
         if answer.status in (0, 408, 429) or answer.status >= 500:
-            self._asked.add(act.id)
+            self._asked.add((act.id, node.name))
             raise Unreachable(f"[{SECTION}]: {answer.error or f'HTTP {answer.status}'}")
         return Outcome(False, f"HTTP {answer.status}: {said}")
 
     def is_waiting(self, act: Act) -> bool:
         """See `Adapter.is_waiting`: the tool was asked, and has not said that it is done."""
-        return act.id in self._asked
+        return any(id_ == act.id for id_, _ in self._asked)
+
+    def find_limit(self, act: Act) -> float:
+        """See `Adapter.find_limit`."""
+        return GIVE_UP_DIAGNOSTIC_S if act.verb == "diagnose" else GIVE_UP_S
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """Asks the tool to undo a hold (verb `undo`)."""

@@ -187,6 +187,21 @@ def test_the_command_shows_the_plan_and_is_refused_with_exit_code_4(served, monk
     assert run("audit", "verify") == 1
 
 
+def test_the_command_follows_an_act_to_its_end_and_one_that_goes_on_is_no_success(served, monkeypatch, capsys):
+    act = served.propose(token="dashboard", person="alice")
+    served.approve(act, token="dashboard", person="bob")
+    monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["operator"])
+    follow = ["act", "run", act["id"], "--wait", "1", "--config", str(served.file)]
+    assert fleetpulse.main(follow) == 1
+    assert f"act {act['id']}: is approved after 1 s" in capsys.readouterr().err
+    monkeypatch.delenv("FLEETPULSE_TOKEN")  # the executor has a token of its own
+    for _ in range(3):
+        served.executor.run_once()
+    monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["operator"])
+    assert fleetpulse.main(follow) == 0
+    assert "verified" in capsys.readouterr().out
+
+
 def test_without_the_pipeline_the_executor_does_nothing(served):
     served.stop.set()
     served.server.join(5)
