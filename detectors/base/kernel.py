@@ -119,11 +119,11 @@ def _values_near_median(a: Numbers, n: int) -> tuple[Numbers, int, int]:
 
 
 @compiled
-def row_medians(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (N,) the median of each row of (N, T) without NaN."""
-    found, row = np.empty(len(rows), np.float64), np.empty(rows.shape[1], np.float64)
-    for i in range(len(rows)):
-        row[:] = rows[i]
+def row_medians(rows: NDArray[np.float64], at: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Returns (M,) the median of each of some rows of (N, T) without NaN. at: (M,) their numbers."""
+    found, row = np.empty(len(at), np.float64), np.empty(rows.shape[1], np.float64)
+    for i in range(len(at)):
+        row[:] = rows[at[i]]
         found[i] = _median(row, len(row))
     return found
 
@@ -157,6 +157,17 @@ def group_medians(
     for g in range(len(size)):
         median[g] = _median(members[first : first + size[g]], size[g]) if size[g] else np.nan
         first += size[g]
+
+
+@compiled
+def group_sums(
+    values: NDArray[np.float64], groups: NDArray[np.integer[Any]], total: NDArray[np.float64], size: NDArray[np.float64]
+) -> None:
+    """Adds the finite values of each group to its total, and their number to its size. groups: -1 none."""
+    for i in range(len(values)):
+        if groups[i] >= 0 and math.isfinite(values[i]):
+            total[groups[i]] += values[i]
+            size[groups[i]] += 1.0
 
 
 @compiled

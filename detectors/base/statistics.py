@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.kernel import group_medians, sort_by_group
+from detectors.base.kernel import group_medians, group_sums, sort_by_group
 
 Floats = NDArray[np.float64]
 
@@ -33,9 +33,9 @@ def group_medians_of(values: Floats, groups: NDArray[np.integer], count: int) ->
 
 def group_means(values: Floats, groups: NDArray[np.integer], count: int) -> Floats:
     """Returns (count,) mean of the finite values of each group; NaN for an empty one. groups: -1 none."""
-    known = (groups >= 0) & np.isfinite(values)
-    size = np.bincount(groups[known], minlength=count)
-    return np.asarray(np.bincount(groups[known], values[known], count) / np.where(size > 0, size, np.nan))
+    total, size = np.zeros(count), np.zeros(count)
+    group_sums(np.asarray(values, np.float64), groups, total, size)
+    return np.asarray(total / np.where(size > 0, size, np.nan))
 
 
 def median_of(values: Floats) -> tuple[float, int]:

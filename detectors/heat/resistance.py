@@ -134,12 +134,13 @@ def _departure(level: Singles, count: NDArray[np.int16], cell: int, value: float
 
 @inlined
 def _nearest(levels: Singles, cell: int, reach: int) -> float:
-    """Returns the known level of the nearest band; NaN if none is within reach."""
-    for away in range(reach + 1):
-        for band in (cell - away, cell + away):
-            if (0 <= band < len(levels)) and not math.isnan(levels[band]):
-                return float(levels[band])
-    return math.nan
+    """Returns the known level of the nearest band, of two the lower one's; NaN if none is within reach."""
+    nearest, least = math.nan, reach + 1
+    for band in range(max(cell - reach, 0), min(cell + reach + 1, len(levels))):
+        away = abs(band - cell)
+        if (away < least) and not math.isnan(levels[band]):
+            nearest, least = float(levels[band]), away
+    return nearest
 
 
 @inlined

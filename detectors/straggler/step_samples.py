@@ -91,7 +91,7 @@ class StepSamples(State):
 
     def typical(self, slots: NDArray[np.intp]) -> Floats:
         """Returns the median of the newest departures of some slots; NaN where there are fewer than ten."""
-        return np.where(self.count[slots] >= RING, row_medians(self.recent[slots]), np.nan)
+        return np.where(self.count[slots] >= RING, row_medians(self.recent, slots), np.nan)
 
     def newest(self, slots: NDArray[np.intp], count: int) -> Floats:
         """Returns the least of the newest departures of some slots."""

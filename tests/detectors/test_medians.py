@@ -1,4 +1,4 @@
-"""Medians of groups are those of NumPy, group by group."""
+"""Medians and means of groups are those of NumPy, group by group; cut rates are those of a sorted list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.base.statistics import grouped_mad, grouped_median
+from detectors.base.statistics import group_means, grouped_mad, grouped_median
+from detectors.link.counters import cut_highest
 
 SECOND = 1_000_000
 values_and_groups = st.lists(
@@ -33,6 +34,24 @@ def test_grouped_mad_is_the_median_distance_from_the_median(pairs):
         members = values[(groups == group) & np.isfinite(values)] if group >= 0 else np.empty(0)
         if len(members):
             assert mad[i] == pytest.approx(np.median(np.abs(members - np.median(members))), abs=1e-6)
+
+
+@given(values_and_groups)
+def test_the_mean_of_a_group_is_that_of_its_finite_values(pairs):
+    values, groups = np.array([v for v, _ in pairs]), np.array([g for _, g in pairs], np.int32)
+    means = group_means(values, groups, 6)
+    for group in range(6):
+        members = values[(groups == group) & np.isfinite(values)]
+        assert means[group] == pytest.approx(members.mean(), abs=1e-6) if len(members) else np.isnan(means[group])
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 1.0, 7.0, 50.0]), st.floats(1, 100)), max_size=80))
+def test_the_highest_error_rates_are_cut_to_the_next(pairs):
+    errors, exposure = np.array([e for e, _ in pairs]), np.array([x for _, x in pairs])
+    many = max(2, int(0.05 * len(pairs)))
+    rates = sorted((e / x for e, x in pairs), reverse=True)
+    expected = [min(e, rates[many] * x) if len(pairs) > many else 0.0 for e, x in pairs]
+    assert cut_highest(errors, exposure).tolist() == expected
 
 
 def test_more_groups_than_a_16_bit_integer_are_distinguished():
