@@ -39,7 +39,8 @@ def play_all(name: str) -> tuple[str, list[Scene]]:
                 node = [play.play_dead_node()] if lab.dead else []  # before SlurmdTimeout
                 dead = play.play_dead_scheduler()  # then: a scheduler may come back with its state of seconds ago
                 scenes = [*play.play_hold_and_release(), *play.play_refused(), play.play_undone()]
-                return lab.title, [*scenes, *node, dead, play.play_killed_executor()]
+                scenes += [*node, dead, play.play_killed_executor()]
+                return lab.title, [*scenes, *(play.play_reboot() if lab.start_node else [])]
             finally:
                 served.close()  # type: ignore[no-untyped-call]
 

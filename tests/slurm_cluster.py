@@ -90,6 +90,11 @@ def save_state(run: Callable[..., str], node: str, state: Path) -> None:
     until(lambda: file.exists() and file.stat().st_mtime_ns > before, REGISTER_S)
 
 
+def read_slurmd_start(run: Callable[..., str], node: str) -> str:
+    """Returns when the slurmd of a node started, as slurmctld knows since it registered."""
+    return run("scontrol", "-o", "show", "node", node).partition("SlurmdStartTime=")[2].split()[0]
+
+
 class Cluster(DaemonCluster):
     """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ... or as in `names`.
 
@@ -132,6 +137,13 @@ class Cluster(DaemonCluster):
     def kill_node(self, node: str) -> None:
         """Kills all of a node with signal 9: slurmd and what runs there."""
         self._daemons.kill(node)
+
+    def start_node(self, node: str, *options: str) -> None:
+        """Starts a node again, and waits until it registers. `-b`: its slurmd says that the machine has just booted."""
+        before = read_slurmd_start(self.run, node)
+        self._daemons.kill(node)
+        self._start_slurmd(node, *options)
+        until(lambda: read_slurmd_start(self.run, node) not in (before, "None"), REGISTER_S)
 
     def kill_controller(self) -> None:
         """Kills slurmctld."""
@@ -196,10 +208,13 @@ class Cluster(DaemonCluster):
         self._daemons.wait("munge", lambda: (at / "munge.socket").exists())
         self._spawn("slurmctld", "slurmctld", "-D", "-c")
         for node in self.nodes:
-            apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-            # the first process of a node must reap orphans, or a step never ends; slurmd does not
-            self._spawn(node, *apart, "bash", "-c", f"slurmd -D -N {node} & wait")
+            self._start_slurmd(node)
         self._daemons.wait("nodes", lambda: self._idle() == len(self.nodes))
+
+    def _start_slurmd(self, node: str, *options: str) -> None:
+        apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+        # the first process of a node must reap orphans, or a step never ends; slurmd does not
+        self._spawn(node, *apart, "bash", "-c", f"{' '.join(('slurmd', '-D', *options, '-N', node))} & wait")
 
     def _idle(self) -> int:
         done = subprocess.run(

@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 from tests.daemons import DaemonCluster, Daemons, free_ports
-from tests.slurm_cluster import REGISTER_S, SlurmError, save_state
+from tests.slurm_cluster import REGISTER_S, SlurmError, read_slurmd_start, save_state
+from tests.until import until
 
 ROOT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetpulse" / "slurm" / "trixie"
 GPUS = 4
@@ -46,6 +47,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=60
 MessageTimeout=10
+RebootProgram=/bin/true
 GresTypes=gpu
 {nodes}
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -86,6 +88,13 @@ class RestCluster(DaemonCluster):
     def kill_node(self, node: str) -> None:
         """Kills the slurmd of a node with signal 9."""
         self._daemons.kill(node)
+
+    def start_node(self, node: str, *options: str) -> None:
+        """Starts the slurmd of a node again, and waits until it registers. `-b`: it says that it has just booted."""
+        before = read_slurmd_start(self.run, node)
+        self._daemons.kill(node)
+        self._spawn(node, ("slurmd", "-D", *options, "-N", node))
+        until(lambda: read_slurmd_start(self.run, node) not in (before, "None"), REGISTER_S)
 
     def kill_controller(self) -> None:
         """Kills slurmctld; slurmrestd stays."""

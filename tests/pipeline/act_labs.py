@@ -61,6 +61,8 @@ class Lab:
     take_out, give_back: what another administrator does with its own commands.   stop, start: of its controller.
     save: waits until it would not lose a change in a crash.
     dead: a node whose daemon was killed, under a job on all nodes; "" if there is none.
+    start_node: starts a node's daemon again, with `-b` as after a boot; None where the scheduler reboots no node.
+    empty: ends all jobs.
     """
 
     title: str
@@ -75,6 +77,8 @@ class Lab:
     save: Callable[[], None] = lambda: None
     environ: Mapping[str, str] = field(default_factory=dict)
     dead: str = ""
+    start_node: Callable[..., None] | None = None
+    empty: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -95,6 +99,7 @@ def slurm_lab(folder: Path) -> Iterator[Lab]:
             cluster.start_controller,
             cluster.save_state,
             {"SLURM_CONF": conf},
+            start_node=cluster.start_node,
         )
 
 
@@ -130,6 +135,11 @@ def slurm_24_lab(folder: Path) -> Iterator[Lab]:
         until(lambda: cluster.run("squeue", "-h", "-j", id_, "-o", "%T").strip() == "RUNNING", 60)
         dead = cluster.nodes[-1]
         cluster.kill_node(dead)
+
+        def empty() -> None:
+            cluster.run("scancel", id_)
+            until(lambda: not cluster.run("squeue", "-h", "-w", cluster.nodes[0]).strip(), 60)
+
         yield Lab(
             f"Slurm 24.11, command line: {NODES} nodes, a job on all of them, the slurmd of {dead} killed",
             cluster.nodes,
@@ -145,6 +155,8 @@ def slurm_24_lab(folder: Path) -> Iterator[Lab]:
             cluster.start_controller,
             cluster.save_state,
             dead=dead,
+            start_node=cluster.start_node,
+            empty=empty,
         )
 
 
@@ -255,9 +267,10 @@ class Play:
         return str(act["id"])
 
     def approve(self, act: str) -> None:
-        """Bob approves the plan that is shown."""
+        """Bob approves the plan that is shown, and types the name of the node."""
         shown = self.served.call("GET", f"/acts/{act}")[1]
-        body = {"plan": shown["plan"]["hash"], "comment": "looked at it"}
+        typed = shown["targets"][0].partition(":")[2]
+        body = {"plan": shown["plan"]["hash"], "comment": "looked at it", "typed": typed}
         status, said = self.served.call("POST", f"/acts/{act}/approve", body, token="dashboard", person="bob")
         assert status == 200, said
 
@@ -390,6 +403,33 @@ class Play:
         assert (job.nodes, job.gpus, plan.people) == (NODES, NODES * slurm_rest.GPUS, 2), job
         text = "Nobody answers at the node, and a job runs on all nodes: the hold is accepted and seen all the same."
         return self.tell("A hold of a node whose slurmd is dead", text, act, **shown)
+
+    def play_reboot(self) -> list[Scene]:
+        """The node that the killed executor held is rebooted, and its slurmd started once more after that."""
+        node, show, start = self.lab.nodes[0], self.lab.show, self.lab.start_node
+        assert start is not None
+        self.served.site.now += 31 * SECOND  # the lease of the killed executor is over
+        self.lab.empty()
+        self.served.board.config = replace(self.served.board.config, reboot="on")
+        act = self.propose("reboot", node)
+        self.approve(act)
+        self.settle(act, "verifying")
+        until(lambda: "reboot issued" in show(node), 60)
+        issued = show(node)
+        start(node, "-b")
+        self.settle(act, "verified")
+        shown = {"rebooting": issued, "rebooted": show(node)}
+        start(node)
+        for _ in range(5):
+            self.work()
+            assert self.is_out(node), show(node)
+        text = "Of a node that is held and idle. It stays held: also when its slurmd registers once more."
+        scene = self.tell("A reboot", text, act, **shown, slurmd_started_again=show(node))
+        self.check(node)
+        release = self.propose("release", node)
+        self.approve(release)
+        self.settle(release, "verified")
+        return [scene, self.tell("A release after the reboot", "As any other.", release, after=show(node))]
 
     def play_killed_executor(self) -> Scene:
         node, act = self.lab.nodes[0], ""

@@ -45,3 +45,5 @@ def test_a_real_scheduler_plays_all_scenes(play: Play) -> None:
     killed = play.play_killed_executor()
     assert play.kills == len(STEPS)
     assert [state for state, _, _ in killed.steps].count("executed") == 1
+    if play.lab.start_node:
+        assert [scene.steps[-1][0] for scene in play.play_reboot()] == ["verified", "verified"]

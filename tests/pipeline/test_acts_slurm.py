@@ -211,20 +211,31 @@ def test_among_64_nodes_a_job_loses_one_and_a_node_whose_slurmd_is_dead_is_held(
         assert f"Reason={down.mark}" in large.run("scontrol", "-o", "show", "node", "gpu050")
 
 
-def test_a_reboot_keeps_the_mark_of_the_hold_and_is_not_verified_before_the_node_is_back(
+def test_a_reboot_keeps_the_hold_and_is_not_verified_before_the_node_is_back(
     site: Site, cluster: slurm_cluster.Cluster
 ) -> None:
+    """Also with ReturnToService=2, where a node that is DOWN gets work again as soon as its slurmd registers."""
     hold = site.propose("hold", "gpu003")
     site.approve(hold)
     site.settle(hold, "verified")
     reboot = site.propose("reboot", "gpu003")
     assert reboot.plan is not None
-    assert reboot.plan.commands == (f"scontrol reboot ASAP nextstate=DOWN 'reason={hold.mark} alice fault' gpu003",)
+    assert reboot.plan.commands == (f"scontrol reboot 'reason={hold.mark} alice fault' gpu003",)
     site.approve(reboot)
     site.settle(reboot, "verifying")
-    until(lambda: "REBOOT_ISSUED" in cluster.run("scontrol", "-o", "show", "node", "gpu003"), 30)
+    shown = lambda: cluster.run("scontrol", "-o", "show", "node", "gpu003")  # noqa: E731
+    until(lambda: "REBOOT_ISSUED" in shown(), 30)
     site.now += 600 * SECOND  # longer than verify_minutes
     site.run(3)
     assert site.state(reboot) == "verifying"
     assert site.board.find(hold.id).held == ("node:gpu003",)
-    assert f"Reason={hold.mark} alice fault : reboot issued" in cluster.run("scontrol", "-o", "show", "node", "gpu003")
+    assert f"Reason={hold.mark} alice fault : reboot issued" in shown()
+    cluster.start_node("gpu003", "-b")
+    site.settle(reboot, "verified")
+    cluster.start_node("gpu003")
+    assert "State=IDLE+DRAIN " in shown()
+    site.run(3)
+    assert site.board.find(hold.id).held == ("node:gpu003",)
+    release = site.propose("release", "gpu003")
+    site.approve(release)
+    site.settle(release, "verified")

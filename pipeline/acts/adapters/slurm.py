@@ -150,12 +150,14 @@ def _commands(act: Act, node: SchedulerNode | None, name: str, jobs: Mapping[str
         return [["scontrol", "requeue", job.id] if job.requeues else ["scancel", job.id] for job in found]
     # the reboot's reason replaces the node's: without the mark of the hold the node would no longer be held here
     reason = node.reason.partition(REBOOT_NOTE)[0] if node and node.mark else write_note(act)
-    return [["scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={reason}", name]]
+    # neither ASAP nor nextstate: both end the DRAIN, and with ReturnToService=2 a node that is DOWN gets work again
+    return [["scontrol", "reboot", f"reason={reason}", name]]
 
 
 def _has_rebooted(node: SchedulerNode) -> bool:
     """Returns whether a reboot is over and the node answers: Slurm ends one that timed out too, and says so."""
-    return "REBOOT" not in node.state and "*" not in node.state and TIMED_OUT not in node.reason
+    answers = "*" not in node.state and "NOT_RESPONDING" not in node.state
+    return answers and "REBOOT" not in node.state and TIMED_OUT not in node.reason
 
 
 def _resume(name: str) -> list[str]:
