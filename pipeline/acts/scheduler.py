@@ -13,7 +13,8 @@ OWNER = "fleetpulse:"
 class SchedulerNode:
     """One node. out: gets no new work, by any author.  reason: as stored.  jobs: ids of jobs on it.
     version: a number that changes with each change, where the scheduler has one.
-    absent: out only because it does not answer. Nobody took it out, and the scheduler gives it work once it answers."""
+    absent: out only because it does not answer. Nobody took it out, and the scheduler gives it work once it answers.
+    unusable: gets no work now though nothing marks it as out: it does not answer yet, or no GPU of it is healthy."""
 
     name: str
     out: bool
@@ -22,6 +23,7 @@ class SchedulerNode:
     jobs: tuple[str, ...] = ()
     version: str = ""
     absent: bool = False
+    unusable: bool = False
 
     @property
     def is_taken(self) -> bool:
@@ -65,7 +67,7 @@ class SchedulerState:
     @property
     def out(self) -> frozenset[str]:
         """Names of the nodes that get no new work, from all causes."""
-        return frozenset(name for name, node in self.nodes.items() if node.out)
+        return frozenset(name for name, node in self.nodes.items() if node.out or node.unusable)
 
     def jobs_on(self, names: frozenset[str]) -> tuple[SchedulerJob, ...]:
         """The jobs that run on any of the nodes, by id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -159,6 +160,27 @@ def test_a_taint_that_reserves_a_node_for_gpu_work_takes_it_not_out_of_service(
     cluster.kubectl("taint", "node", "gpu4", "nvidia.com/gpu-")
 
 
+def test_a_node_without_a_healthy_gpu_counts_as_out_of_service_and_can_be_held(
+    site: Site, cluster: kubernetes_cluster.Cluster
+) -> None:
+    def report(healthy: str) -> None:
+        status = json.dumps({"status": {"allocatable": {"nvidia.com/gpu": healthy}}})
+        cluster.kubectl("patch", "node", "gpu4", "--subresource=status", "--type=merge", "-p", status)
+
+    report("0")
+    try:
+        world = site.kubernetes.read_state(site.now)
+        assert ("gpu4" in world.nodes, "gpu4" in world.out, world.nodes["gpu4"].is_taken) == (True, True, False)
+        hold = site.propose("hold", "gpu4")
+        site.approve(hold)
+        site.settle(hold, "verified")
+        release = site.propose("release", "gpu4")
+        site.approve(release)
+        site.settle(release, "verified")
+    finally:
+        report("8")
+
+
 def test_a_write_on_a_state_that_others_changed_is_refused_by_the_server_and_tried_again(
     site: Site, cluster: kubernetes_cluster.Cluster
 ) -> None:
@@ -205,6 +227,17 @@ def test_without_the_right_the_act_fails_with_the_servers_own_words(
     weak.settle(act, "failed")
     assert 'cannot patch resource "nodes"' in weak.board.find(act.id).result["reason"]
     assert "HTTP 403" in weak.board.find(act.id).result["reason"]
+    strong = Site(cluster.kubeconfig, database)
+    hold = strong.propose("hold", "gpu2")
+    strong.approve(hold)
+    strong.settle(hold, "verified")
+    cluster.apply(pod("kept", "gpu2"))
+    until(lambda: is_running(cluster, "kept"), 30)
+    held = strong.kubernetes.read_state(strong.now).nodes["gpu2"]
+    refused = weak.kubernetes.carry_out(strong.propose("evict", "gpu2"), held)
+    assert not refused.done, "a right that is missing is not waited for"
+    assert "cannot create resource" in refused.output
+    assert not weak.kubernetes.is_waiting(hold)
 
 
 def test_an_expired_token_is_no_statement_about_the_node(

@@ -102,6 +102,25 @@ def test_a_node_that_slurm_itself_marked_down_can_be_held(world: World, state: s
     assert act.state == ("refused" if node.is_taken else "awaiting_approval")
 
 
+def test_what_follows_the_reason_of_a_node_is_no_part_of_it() -> None:
+    said = "NodeName=n03 State=DOWN CurrentWatts=0 Reason=Not responding [slurm@1789000000] Comment=old fan [1]"
+    node = parse_nodes(said, {})["n03"]
+    assert (node.reason, node.absent) == ("Not responding", True)
+
+
+@pytest.mark.parametrize("state", ["IDLE*", "MIXED+NOT_RESPONDING"])
+def test_nodes_that_do_not_answer_slurm_count_as_out_before_it_marks_them_down(world: World, state: str) -> None:
+    text = f"NodeName=n03 Arch=x86_64 State={state} ThreadsPerCore=1\n"
+    assert parse_nodes(text, {})["n03"].unusable
+    assert parse_rest({"nodes": [{"name": "n03", "state": ["IDLE", "NOT_RESPONDING"]}]}, {})["n03"].unusable
+    for name in ("n03", "n04", "n11", "n12"):
+        world.scheduler.nodes[name] = parse_nodes(text.replace("n03", name), {})[name]
+    other = world.propose("hold", "n20")
+    assert (other.state, other.result["reason"].partition(":")[0]) == ("refused", "nodes_out_in_fleet")
+    itself = world.propose("hold", "n03")
+    assert itself.state == "awaiting_approval", "held, it gets no work when it answers again"
+
+
 @pytest.mark.parametrize(
     ("ready", "cordoned", "taint", "absent"),
     [

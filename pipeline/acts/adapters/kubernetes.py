@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kubernetes import client, config
@@ -32,6 +33,8 @@ PAGE = 500
 """Objects of one answer: the size that the server's own clients ask for."""
 MAX_STALE = 3
 """Tries of a write to an object that others change. Chosen."""
+NOT_NOW = (404, 409, 429)
+"""Answers to an eviction after which the next one may pass: the pod is gone, was changed, or its budget protects it."""
 OVER = ("Succeeded", "Failed")
 KEEPING = ("NoSchedule", "NoExecute")
 """Effects of taints that keep new work away."""
@@ -70,7 +73,7 @@ class Kubernetes(Immediate):
     def read_state(self, now: int) -> SchedulerState:
         """See `Adapter.read_state`. Nodes without GPUs are not counted."""
         with _reachable("list nodes and pods", reads=True):
-            nodes = [n for n in self._list(self._core.list_node) if self._gpus_of_node(n)]
+            nodes = [n for n in self._list(self._core.list_node) if any(self._gpus_of_node(n))]
             pods = list(self._list(self._core.list_pod_for_all_namespaces))
         jobs = self._jobs(pods)
         on = list_jobs_by_node(jobs)
@@ -159,8 +162,8 @@ class Kubernetes(Immediate):
             self._until.pop(key)
             return Outcome(True, "all pods are evicted")
         asked = {f"{p.metadata.namespace}/{p.metadata.name}": self._evict_pod(p) for p in left if not _is_ending(p)}
-        said = "; ".join(f"{name}: {why}" for name, why in asked.items() if why)
-        if self._clock() >= end:
+        said = "; ".join(f"{name}: {why}" for name, (why, _) in asked.items() if why)
+        if self._clock() >= end or any(final for _, final in asked.values()):
             self._until.pop(key)
             return Outcome(False, said or "pods do not end")
         raise StillRunning(f"pods of {node.name}: {said or f'{len(left)} are ending'}")
@@ -174,8 +177,8 @@ class Kubernetes(Immediate):
         del act
         return GIVE_UP_S + self._access.evict_minutes * 60
 
-    def _evict_pod(self, pod: Any) -> str:
-        """Asks for the eviction of a pod. Returns why it is protected now; raises Unreachable."""
+    def _evict_pod(self, pod: Any) -> tuple[str, bool]:
+        """Asks for the eviction of a pod. Returns why it is refused, and whether for good; raises Unreachable."""
         meta = client.V1ObjectMeta(name=pod.metadata.name, namespace=pod.metadata.namespace)
         body = client.V1Eviction(metadata=meta)
         try:
@@ -184,13 +187,14 @@ class Kubernetes(Immediate):
                     pod.metadata.name, pod.metadata.namespace, body, _request_timeout=TIMEOUT_S
                 )
         except ApiException as error:
-            return "" if error.status == 404 else _explain(error)
-        return ""
+            return ("" if error.status == 404 else _explain(error)), error.status not in NOT_NOW
+        return "", False
 
     # --- reading ------------------------------------------------------------------------------------
 
     def _parse(self, node: Any, jobs: tuple[str, ...] = ()) -> SchedulerNode:
-        return parse_node(node, jobs, self._access.dedicated_taints)
+        _, healthy = self._gpus_of_node(node)
+        return replace(parse_node(node, jobs, self._access.dedicated_taints), unusable=not healthy)
 
     def _list(self, call: Callable[..., Any], **more: Any) -> Iterator[Any]:
         token = None
@@ -201,8 +205,12 @@ class Kubernetes(Immediate):
             if not token:
                 return
 
-    def _gpus_of_node(self, node: Any) -> int:
-        return int((node.status.allocatable or {}).get(self._access.gpu_resource, 0))
+    def _gpus_of_node(self, node: Any) -> tuple[int, int]:
+        """Returns how many GPUs a node has, and how many of them its device plugin reports as healthy."""
+        capacity, healthy = (
+            int((of or {}).get(self._access.gpu_resource, 0)) for of in (node.status.capacity, node.status.allocatable)
+        )
+        return capacity, healthy
 
     def _jobs(self, pods: list[Any]) -> dict[str, SchedulerJob]:
         """Returns workloads: pods of one owner (Job, JobSet, PyTorchJob, ...) are one; a pod without one is its own."""

@@ -25,6 +25,8 @@ TIMEOUT_S = 30.0
 """Time limit of one command (s). Chosen: three times Slurm's own message timeout."""
 OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAINT", "POWER_DOWN", "POWERED_DOWN"})
 """States, or parts of one, in which a node gets no new work (slurm.conf, scontrol(1))."""
+NO_ANSWER = "NOT_RESPONDING"
+"""Beside another state: the slurmd does not answer, and the node gets no job (node_mgr.c). Some commands show `*`."""
 OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
 """Reasons that slurmctld itself gives to a node that is DOWN (node_mgr.c, ping_nodes.c)."""
 NOT_REGISTERED = "Invalid node state specified"
@@ -34,6 +36,7 @@ REBOOT_NOTE = " : reboot"
 """How what Slurm adds to the reason of a node that it reboots begins ("reboot issued", "reboot complete")."""
 TIMED_OUT = "reboot timed out"
 """What it adds if the node is not back after ResumeTimeout."""
+_REASON = re.compile(r"\bReason=(.*?)(?: \[[^\[\]\s]+@[\w:.-]+\](?=\s|$)|(?=\s{2,}|\s*$))")
 _GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
 _JOBS = "%A|%a|%b|%N"
 """Fields of `squeue -o`: id, account, GRES per node, nodes. None of them is cut off."""
@@ -156,8 +159,7 @@ def _commands(act: Act, node: SchedulerNode | None, name: str, jobs: Mapping[str
 
 def _has_rebooted(node: SchedulerNode) -> bool:
     """Returns whether a reboot is over and the node answers: Slurm ends one that timed out too, and says so."""
-    answers = "*" not in node.state and "NOT_RESPONDING" not in node.state
-    return answers and "REBOOT" not in node.state and TIMED_OUT not in node.reason
+    return not node.unusable and "REBOOT" not in node.state and TIMED_OUT not in node.reason
 
 
 def _resume(name: str) -> list[str]:
@@ -170,7 +172,7 @@ def is_away(text: str) -> bool:
 
 
 def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, SchedulerNode]:
-    """Returns the nodes of `scontrol -o show node`; Reason is the last field before `[user@time]`."""
+    """Returns the nodes of `scontrol -o show node`. `[user@time]` ends a reason; other fields may follow it."""
     on = list_jobs_by_node(jobs)
     found = {}
     for line in text.splitlines():
@@ -178,10 +180,11 @@ def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, Schedu
         if named is None or state is None:
             continue
         name, parts = named[1], re.split(r"[+*~#!%$@^-]", state[1].upper())
-        reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?=\s{2,}|\s*$)", line)
+        reason = _REASON.search(line)
         said = reason[1].strip() if reason else ""
         out, absent = find_out(parts, said)
-        found[name] = SchedulerNode(name, out, state[1], said, on.get(name, ()), absent=absent)
+        jobs_on, unusable = on.get(name, ()), "*" in state[1] or NO_ANSWER in parts
+        found[name] = SchedulerNode(name, out, state[1], said, jobs_on, absent=absent, unusable=unusable)
     return found
 
 

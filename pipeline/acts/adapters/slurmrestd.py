@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
 from pipeline.acts.adapters.adapter import Immediate, NotYet, Outcome, check_owner, write_note
-from pipeline.acts.adapters.slurm import MUST_REGISTER, NOT_REGISTERED, SAVED_AFTER_S, count_gpus, find_out
+from pipeline.acts.adapters.slurm import MUST_REGISTER, NO_ANSWER, NOT_REGISTERED, SAVED_AFTER_S, count_gpus, find_out
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
@@ -130,7 +130,8 @@ def parse_nodes(answer: Mapping[str, Any], jobs: Mapping[str, SchedulerJob]) -> 
         name = str(row["name"])
         reason = str(row.get("reason") or "")
         out, absent = find_out(states, reason)
-        found[name] = SchedulerNode(name, out, "+".join(states), reason, on.get(name, ()), absent=absent)
+        jobs_on, unusable = on.get(name, ()), NO_ANSWER in states
+        found[name] = SchedulerNode(name, out, "+".join(states), reason, jobs_on, absent=absent, unusable=unusable)
     return found
 
 
