@@ -33,6 +33,7 @@ class Facts:
     a target, by target; both only for acts that wait for checkpoints.
     relapses: targets that were held again within the burn-in after an earlier release, with that release.
     deep_checks: targets that passed a diagnostic of level 3 or above after the hold.
+    failed_checks: diagnostics that failed on a target after the hold, and that none passed since which tests as much.
     """
 
     racks: Mapping[str, str] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class Facts:
     running: Mapping[str, Sequence[str]] = field(default_factory=dict)
     relapses: Mapping[str, str] = field(default_factory=dict)
     deep_checks: frozenset[str] = frozenset()
+    failed_checks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +240,12 @@ def _owner(q: Question) -> GuardResult:
 
 
 def _checked(q: Question) -> GuardResult:
+    """A diagnostic that failed counts until one that tests as much has passed: a shorter one, or a canary, does not."""
+    failed = [f"{n}: {q.facts.failed_checks[n]}" for n in q.names if n in q.facts.failed_checks]
     missing = [name for name in q.names if not q.facts.checks.get(name)]
     now = f"no check of {_some(missing)}" if missing else _some(f"{n}: {q.facts.checks[n]}" for n in q.names)
-    return GuardResult("checked_after", now, "a named check that ran after the hold", not missing, True)
+    limit = "a named check that ran after the hold, and none that failed"
+    return GuardResult("checked_after", _some(failed) or now, limit, not missing and not failed, True)
 
 
 def _relapse(q: Question) -> GuardResult:

@@ -17,7 +17,8 @@ from pipeline.incidents.audit import AuditEntry, write_audit
 from pipeline.model.records import iso
 
 MOST_ACTS = 1000
-"""Most acts of one answer. Chosen: more than a fleet of 100,000 GPUs has in a week."""
+"""Most acts of one answer. Chosen: more than a fleet of 100,000 GPUs has in a week. Those that are not over are all in
+it: a hold that is left out would be neither watched nor ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def load_acts(
     rows = cursor.execute(
         """SELECT document FROM acts WHERE ($1 IS NULL OR incident = $1) AND (active OR NOT $2)
            ORDER BY created DESC, id LIMIT $3""",
-        [incident, only_open, most],
+        [incident, only_open, None if only_open else most],
     ).fetchall()
     return [parse_act(json.loads(text)) for (text,) in rows]
 

@@ -1,7 +1,8 @@
 """The link soak: a diagnostic that puts load on all links of a node, judged by the counters of its ports and NVLinks.
 
 A program of the site makes the load (`[acts.exec] diagnose-link-soak`); its exit code is not enough. A soak passes if
-it ran for MIN_SOAK_S, every link that carried traffic in the day before did so again, and no link counted an error.
+it ran for MIN_SOAK_S, every link that carried traffic in the day before did so again, and no link counted an error. A
+link whose errors nobody counts has passed nothing.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def judge_soak(cursor: duckdb.DuckDBPyConnection, topology: Topology, act: Act) 
         waits |= any(row["last"] < end for row in _read_links(cursor, device_class, own, start, None).values())
         carried += sum(row["bytes"] > 0 for row in found.values())
         faults += [f"{entity_name(e)}: no traffic" for e in sorted(used) if not found.get(e, {}).get("bytes")]
+        blind = {e for e, row in found.items() if row["bytes"]} - _find_counted(cursor, device_class, own, start, end)
+        faults += [f"{entity_name(e)}: no error counter has values" for e in sorted(blind)]
         faults += [fault for e, row in sorted(found.items()) for fault in _list_errors(e, row)]
     if not carried and not faults:
         faults.append("no link carried traffic")
@@ -97,6 +100,24 @@ def _read_links(
     for row in found.values():
         row["bytes"] = sum(row.pop(column, 0.0) for column in traffic)
     return found
+
+
+def _find_counted(
+    cursor: duckdb.DuckDBPyConnection, device_class: str, links: Sequence[str], start: int, end: int
+) -> set[str]:
+    """Returns the links of which at least one error counter has values."""
+    types = schema.class_types(cursor, device_class) if links else {}
+    have = [column for column in ERRORS[device_class] if column in types]
+    if not have:
+        return set()
+    source = schema.select_class(cursor, device_class, ["time", "entity", *have], start, end + 1)
+    known = " OR ".join(f'"{column}" IS NOT NULL' for column in have)
+    rows = cursor.execute(
+        f"""WITH c AS ({source}) SELECT DISTINCT entity FROM c WHERE list_contains($1::VARCHAR[], entity)
+            AND time >= make_timestamptz($2::BIGINT) AND time <= make_timestamptz($3::BIGINT) AND ({known})""",
+        [list(links), start, end],
+    ).fetchall()
+    return {str(entity) for (entity,) in rows}
 
 
 def read_rises(

@@ -15,7 +15,7 @@ from pipeline.model.records import SECOND
 from pipeline.model.topology import kind_of
 
 Diagnostic = tuple[Act, int]
-"""A diagnostic that passed, and when it began to run (UTC us)."""
+"""A diagnostic that ended, and when it began to run (UTC us)."""
 RECENT = 600 * SECOND
 """Window of the guard `acts_per_10_minutes` (us)."""
 SINGLE = frozenset(
@@ -81,6 +81,7 @@ class FactSource:
             running=running,
             relapses=relapses,
             deep_checks=frozenset(name for name in begun if is_deeply_checked(name, begun[name], done)),
+            failed_checks={name: failed for name in begun if (failed := find_failed(name, begun[name], done))},
         )
 
     def _describe_incident(self, id_: str) -> tuple[str, str, frozenset[str]]:
@@ -115,8 +116,8 @@ class FactSource:
         """Returns the check that ran on a node after it was held: a diagnostic that passed, or a right canary."""
         connection = self._engine.database.connection
         for act, begun in diagnostics:
-            if f"node:{name}" in act.targets and begun >= since:
-                return f"diagnose level {act.params.get('level', '1')} passed ({act.id})"
+            if f"node:{name}" in act.targets and begun >= since and act.state == "verified":
+                return f"diagnose level {_level(act)} passed ({act.id})"
         return "canary right" if connection.execute(_CHECKS, [name, since]).fetchone() else ""
 
 
@@ -141,21 +142,45 @@ def find_held_since(connection: duckdb.DuckDBPyConnection, holds: Mapping[str, A
 
 
 def list_diagnostics(connection: duckdb.DuckDBPyConnection) -> list[Diagnostic]:
-    """Returns the diagnostics that passed, with when each began."""
-    passed = [act for act in ledger.load_acts(connection) if act.verb == "diagnose" and act.state == "verified"]
-    begun = ledger.find_begun(connection, [act.id for act in passed])
-    return [(act, begun[act.id]) for act in passed]
+    """Returns the diagnostics that passed or failed, with when each began."""
+    found = [a for a in ledger.load_acts(connection) if a.verb == "diagnose" and a.state in ("verified", "failed")]
+    begun = ledger.find_begun(connection, [act.id for act in found])
+    return [(act, begun[act.id]) for act in found if act.id in begun]
 
 
 def is_deeply_checked(name: str, since: int, diagnostics: Sequence[Diagnostic]) -> bool:
     """Returns whether a diagnostic of at least level DEEP passed on a node. since: when it was held (UTC us)."""
     return any(
-        f"node:{name}" in act.targets
-        and begun >= since
-        and act.params.get("level", "1").isdecimal()
-        and int(act.params.get("level", "1")) >= DEEP
+        f"node:{name}" in act.targets and begun >= since and act.state == "verified" and _covers(_level(act), str(DEEP))
         for act, begun in diagnostics
     )
+
+
+def find_failed(name: str, since: int, diagnostics: Sequence[Diagnostic]) -> str:
+    """Returns the newest diagnostic that failed on a node, and that none of its level or above passed since; "" if
+    there is none. since: when the node was held (UTC us)."""
+    own = [(act, begun) for act, begun in diagnostics if f"node:{name}" in act.targets and begun >= since]
+    for act, begun in sorted(own, key=lambda found: -found[1]):
+        if act.state != "failed" or _has_passed_on(act, name):
+            continue
+        if not any(a.state == "verified" and b > begun and _covers(_level(a), _level(act)) for a, b in own):
+            return f"diagnose level {_level(act)} failed ({act.id})"
+    return ""
+
+
+def _has_passed_on(act: Act, name: str) -> bool:
+    """Returns whether a diagnostic that failed did so on another of its nodes alone."""
+    outcome = act.result.get("targets", {}).get(f"node:{name}", {})
+    return bool(outcome.get("done")) and "link_soak" not in act.result
+
+
+def _level(act: Act) -> str:
+    return act.params.get("level", "1")
+
+
+def _covers(level: str, other: str) -> bool:
+    """Returns whether a diagnostic tests at least what another one does."""
+    return level == other or (level.isdecimal() and other.isdecimal() and int(level) >= int(other))
 
 
 def find_relapses(connection: duckdb.DuckDBPyConnection, begun: Mapping[str, int], days: float) -> dict[str, str]:

@@ -193,6 +193,13 @@ def test_holds_that_were_rolled_back_open_the_breaker_like_failed_ones(database:
     assert world.board.read_breaker() == "3 acts failed within an hour"
 
 
+def test_of_acts_that_are_not_over_none_is_left_out(world: World) -> None:
+    made = {world.board.propose("ticket", [f"node:n{i:02d}"], ALICE, "x", is_person=True).id for i in range(3)}
+    connection = world.database.connection
+    assert {act.id for act in ledger.load_acts(connection, only_open=True, most=1)} == made
+    assert len(ledger.load_acts(connection, most=1)) == 1
+
+
 def test_a_second_executor_of_the_same_name_waits(world: World) -> None:
     world.board.claim("executor", "a1")
     with pytest.raises(Refused, match="another process of this name is at work"):

@@ -50,7 +50,7 @@ class SoakWorld(World):
             self.now += round(self.minutes * MINUTE)
         return self.carry_out(act, node)
 
-    def count(self, port: int, minute: float, sent: int, errors: int = 0) -> None:
+    def count(self, port: int, minute: float, sent: int, errors: int | None = 0) -> None:
         """A row of counters of a port, minutes after the start."""
         self.database.connection.execute(
             """INSERT INTO hot_nic (time, device, late, tx_bytes, phy_symbol_errors)
@@ -77,7 +77,7 @@ def world(store: Database) -> SoakWorld:
     return made
 
 
-def end(world: SoakWorld, port: int, sent: int, errors: int = 0) -> None:
+def end(world: SoakWorld, port: int, sent: int, errors: int | None = 0) -> None:
     world.count(port, 0, 1_000)
     world.count(port, 5, sent, errors)
     world.count(port, 11, sent, errors)
@@ -95,6 +95,16 @@ def test_a_link_that_counts_an_error_fails_the_soak_although_the_program_passed(
     end(world, 1, 9_000_000, 12)
     act = world.soak()
     assert (act.state, act.result["reason"]) == ("failed", "link soak: port mlx5_1 of n00: 12 phy symbol errors")
+
+
+def test_a_link_whose_errors_nobody_counts_has_passed_nothing(world: SoakWorld) -> None:
+    end(world, 0, 9_000_000)
+    end(world, 1, 9_000_000, None)
+    act = world.soak()
+    assert (act.state, act.result["reason"]) == (
+        "failed",
+        "link soak: port mlx5_1 of n00: no error counter has values",
+    )
 
 
 def test_a_link_without_load_fails_the_soak(world: SoakWorld) -> None:
