@@ -44,6 +44,7 @@ SELECT count(*) FILTER (onset >= make_timestamptz($1::BIGINT)),
        count(*) FILTER (resolved >= make_timestamptz($1::BIGINT)),
        count(*) FILTER (resolved IS NULL OR resolved >= make_timestamptz($2::BIGINT))
 FROM incidents WHERE onset < make_timestamptz($2::BIGINT)
+  AND coalesce(json_extract_string(life, '$.merged_into'), '') = ''
 """
 
 
@@ -74,7 +75,7 @@ def judge_objectives(
 
 def _reader(cursor: duckdb.DuckDBPyConnection, fleet: Fleet, start: int, end: int) -> UsageReader:
     outages = read_outages(cursor, start, end, fleet.node_of)
-    return UsageReader(cursor, outages, len(fleet.nodes), read_start(cursor, end))
+    return UsageReader(cursor, outages, fleet.nodes, read_start(cursor, end))
 
 
 def summarize(cursor: duckdb.DuckDBPyConnection, config: Config, fleet: Fleet, start: int, end: int) -> dict[str, Any]:

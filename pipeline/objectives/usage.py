@@ -6,7 +6,7 @@ total is node-hours, the loss those in which a node was out of service (pipeline
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import duckdb
 
@@ -31,9 +31,10 @@ WHERE l.time >= make_timestamptz($1::BIGINT) AND l.time < make_timestamptz($2::B
 
 
 class UsageReader:
-    """Reads usages of one moment. since: nothing before it counts (us): the store is not older."""
+    """Reads usages of one moment. nodes: of the fleet today.   since: nothing before it counts (us), as the store is
+    not older."""
 
-    def __init__(self, cursor: duckdb.DuckDBPyConnection, outages: Outages, nodes: int, since: int) -> None:
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, outages: Outages, nodes: Collection[str], since: int) -> None:
         self._cursor, self._outages, self._nodes, self._since = cursor, outages, nodes, since
         self._runs: dict[tuple[int, int], list[tuple[str, str, int, list[str], int, int, bool]]] = {}
         self._lost: dict[tuple[int, int], list[tuple[str, str | None, float]]] = {}
@@ -82,8 +83,8 @@ class UsageReader:
     def _availability(self, scope: str, start: int, end: int) -> Usage:
         start = max(start, min(self._since, end))
         if scope == "fleet":
-            lost = sum(self._outages.hours_of(node, start, end) for node in self._outages.spans)
-            return Usage(self._nodes * (end - start) / HOUR, lost)
+            lost = sum(self._outages.hours_of(node, start, end) for node in self._nodes)
+            return Usage(len(self._nodes) * (end - start) / HOUR, lost)
         total = lost = 0.0
         down = self._outages.spans.keys()
         for job, account, _gpus, nodes, a, b, _ in self._read_runs(start, end):

@@ -124,6 +124,8 @@ def month(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
         lose(c, "I3", "b", (72, 74), 16)
         add_incident(c, "I4", "gpu:n9.0", "thermal", (10, 20), life='{"feedback": "wrong"}')
         add_incident(c, "I5", "gpu:n8.0", "memory", (10, 20), severity="ticket")
+        add_incident(c, "I7", "gpu:gone.1", "xid", (200, 600))  # of a node that is no longer part of the fleet
+        add_incident(c, "I8", "gpu:n0.1", "xid", (121, 126), life='{"merged_into": "I1"}')
         add_incident(c, "I6", "pdu:p1", "telemetry", (700, 701), members=["node:n7", "node:n8"])  # two dead nodes
         c.execute(
             """INSERT INTO entity (entity, kind, site, simulated, parents, attributes)
@@ -164,6 +166,8 @@ def test_availability_counts_overlapping_reasons_once_and_dead_nodes_of_a_group(
     found = by_name(report, "uptime")
     assert (found["total_hours"], found["lost_hours"]) == (10 * 720, pytest.approx(lost))
     assert found["left_hours"] == pytest.approx(72 - 16)
+    assert report["availability"] == pytest.approx(1 - 16 / 7200)
+    assert report["incidents"]["opened"] == 7, "one that was merged is no incident of its own"
     alpha = by_name(report, "alpha uptime")
     assert (alpha["total_hours"], alpha["lost_hours"]) == (4 * 720, pytest.approx(12))
 
