@@ -61,7 +61,6 @@ class FactSource:
             relapses = find_relapses(connection, begun, self._config.burn_in_days) if act.verb == "release" else {}
             written = connection.execute(_CHECKPOINTS, [find_approved(act)]).fetchall() if waits else []
             breaker = ledger.read_breaker(connection)
-        busy = {t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets}
         return Facts(
             racks=racks,
             domains=domains,
@@ -70,7 +69,7 @@ class FactSource:
             cause=cause,
             cause_nodes=below,
             silent=silent,
-            open_acts=busy,
+            open_acts={t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets},
             recent=recent,
             excluded=self._config.excluded,
             recovery=self._read_recovery(names),
