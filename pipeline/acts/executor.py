@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pipeline.acts.act import MAX_REASON, Act, GuardResult, JobHit, Plan
+from pipeline.acts.act import MAX_REASON, Act, GuardResult, JobHit, Plan, State
 from pipeline.acts.adapters.adapter import (
     GIVE_UP_DIAGNOSTIC_S,
     GIVE_UP_S,
@@ -92,27 +92,37 @@ class Executor:
         self.waiting, self._waits = set(), {}
         self._asked = {task.act.id: self._asked[task.act.id] for task in work if task.act.id in self._asked}
         for task in work:
-            try:
-                self._do(task)
-            except StillRunning as error:
-                self.waiting.add(task.act.id)
-                self._wait(task.act, str(error))
-                self._fail_if_overdue(task.act, str(error), self._find_adapter(task.act.verb).find_limit(task.act))
-            except NotYet as error:
-                log.warning("act %s: %s; tried again", task.act.id, error)
-                self._wait(task.act, str(error))
-                self._fail_if_refused_for_long(task.act, str(error))
-            except (Refused, Outdated) as error:
-                log.info("%s", error)
-            except Unreachable as error:
-                log.warning("act %s: %s; tried again", task.act.id, error)
-                self._wait(task.act, str(error))
-                limit = GIVE_UP_DIAGNOSTIC_S if task.act.verb == "diagnose" else GIVE_UP_S
-                self._fail_if_overdue(task.act, str(error), limit)
-            except FleetpulseError as error:  # one act must not stop the others
-                log.warning("act %s: %s", task.act.id, error)
-                self._wait(task.act, str(error))
+            self._try(task)
         return len(work)
+
+    def _try(self, task: Work) -> None:
+        """Does one task. Whatever happens, it must not stop the other acts, nor keep its own open for ever."""
+        act = task.act
+        try:
+            self._do(task)
+        except StillRunning as error:
+            self.waiting.add(act.id)
+            self._wait(act, str(error))
+            self._fail_if_overdue(act, str(error), self._find_adapter(act.verb).find_limit(act))
+        except NotYet as error:
+            log.warning("act %s: %s; tried again", act.id, error)
+            self._wait(act, str(error))
+            self._fail_if_refused_for_long(act, str(error))
+        except (Refused, Outdated) as error:
+            log.info("%s", error)
+        except Unreachable as error:
+            log.warning("act %s: %s; tried again", act.id, error)
+            self._wait(act, str(error))
+            self._fail_if_overdue(act, str(error), GIVE_UP_DIAGNOSTIC_S if act.verb == "diagnose" else GIVE_UP_S)
+        except FleetpulseError as error:
+            log.warning("act %s: %s", act.id, error)
+            self._wait(act, str(error))
+            self._fail_if_overdue(act, str(error), GIVE_UP_S, ("executing", "verifying"))
+        except Exception as error:  # a fault of ours, or an answer of a scheduler that nobody knew
+            log.exception("act %s", act.id)
+            said = f"an error of the executor, see its log: {error!r}"
+            self._wait(act, said)
+            self._fail_if_overdue(act, said, GIVE_UP_S, ("executing", "verifying"))
 
     def _wait(self, act: Act, why: str) -> None:
         """Notes what an act waits for, for the people who look at it."""
@@ -257,9 +267,9 @@ class Executor:
 
     def _verify(self, act: Act) -> None:
         """Looks whether the scheduler shows the effect on all targets, for [acts] verify_minutes."""
-        world, adapter = self._read_once(), self._find_adapter(act.verb)
         if act.state == "executed":
             act = self.board.report(act.id, "verifying", self.name, {})
+        world, adapter = self._read_once(), self._find_adapter(act.verb)
         seen = {}
         for target in act.targets:
             node = world.nodes.get(target.partition(":")[2])
@@ -299,8 +309,8 @@ class Executor:
             if node is not None and (not node.out or node.mark != act.mark):
                 self.board.report_undone(act.id, target, _show(node), self.name)
 
-    def _fail_if_overdue(self, act: Act, why: str, limit: float) -> None:
-        if act.state == "executing" and self.clock() - (act.began or act.updated) > limit * SECOND:
+    def _fail_if_overdue(self, act: Act, why: str, limit: float, states: tuple[State, ...] = ("executing",)) -> None:
+        if act.state in states and self.clock() - (act.began or act.updated) > limit * SECOND:
             said = f"its effect is unknown for {limit / 60:.0f} min: {why}"
             held = list(act.targets) if act.verb == "hold" else []
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})

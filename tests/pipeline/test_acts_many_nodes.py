@@ -12,13 +12,14 @@ import pytest
 from kubernetes import client
 
 from pipeline.acts.act import Act
-from pipeline.acts.adapters.adapter import Outcome, StillRunning
+from pipeline.acts.adapters.adapter import Adapter, Outcome, StillRunning, check_owner
 from pipeline.acts.adapters.kubernetes import Kubernetes
 from pipeline.acts.adapters.programs import TIMEOUT_S, Programs
+from pipeline.acts.adapters.slurm import parse_count
 from pipeline.acts.lease import LEASE_S
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.config.acts import KubernetesAccess
-from pipeline.model.errors import Refused
+from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import ON, World
@@ -145,3 +146,60 @@ def test_an_executor_keeps_its_right_to_act_through_a_long_round(world: Budgets)
     world.now += round(LEASE_S) * SECOND
     world.board.begin(first.id, (), "executor")  # too late: the right is not taken again by a report
     assert world.board.claim("standby")
+
+
+def test_an_error_that_nobody_expected_stops_no_other_act_and_ends_its_own(world: Budgets) -> None:
+    evict = world.scheduler.carry_out
+
+    def break_down(act: Act, node: SchedulerNode) -> Outcome:
+        if node.name == "n03":
+            raise ValueError("invalid literal for int(): '2K'")
+        return evict(act, node)
+
+    world.scheduler.carry_out = break_down  # type: ignore[method-assign]
+    first, second = world.propose("hold", "n03"), world.propose("hold", "n11")
+    world.approve(first)
+    world.approve(second)
+    world.run(3)
+    assert (world.state(first), world.state(second)) == ("executing", "verified")
+    assert "invalid literal" in world.board.show(world.board.find(first.id))["waits_for"]
+    world.now += 31 * 60 * SECOND
+    world.run()
+    assert (world.state(first), world.board.find(first.id).held) == ("failed", ("node:n03",))
+
+
+@pytest.mark.parametrize("state", ["executing", "verifying"])
+def test_an_act_whose_adapter_is_gone_from_the_configuration_does_not_stay_open_for_ever(
+    world: Budgets, state: str
+) -> None:
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    if state == "executing":
+        world.board.begin(act.id, (), "executor")
+    else:
+        world.run()
+
+    def refuse(verb: str) -> Adapter:
+        raise ConfigError(f"[acts] adapter of {verb}: missing")
+
+    world.executor._find_adapter = refuse
+    world.run()
+    assert world.state(act) == state
+    world.now += 31 * 60 * SECOND
+    world.run()
+    assert world.state(act) == "failed"
+
+
+def test_a_node_that_a_person_took_over_or_that_got_a_job_is_not_rebooted() -> None:
+    act = Act("ACT-2", "reboot", ("node:n03",), "alice", "x", 0, 1, "on")
+    held = SchedulerNode("n03", True, "IDLE+DRAIN", "fleetpulse:ACT-1 alice")
+    assert check_owner(act, held, held) is None
+    for fresh in (replace(held, reason="NHC: disk"), replace(held, out=False), replace(held, jobs=("81",))):
+        decided = check_owner(act, fresh, held)
+        assert decided is not None
+        assert not decided.done
+
+
+@pytest.mark.parametrize(("text", "count"), [("8", 8), ("2K", 2048), ("1.5K", 1536), ("", 1), ("N/A", 1)])
+def test_a_number_of_squeue_may_be_shortened(text: str, count: int) -> None:
+    assert parse_count(text) == count

@@ -33,6 +33,7 @@ PEOPLE = st.sampled_from([ALICE, BOB, ROOT])
 NODES = st.lists(st.sampled_from([f"n{i:02d}" for i in range(40)]), min_size=1, max_size=3, unique=True)
 TRAINING = tuple(f"n{i:02d}" for i in range(20, 40))
 """Nodes of a job of 160 GPUs: one of them may be out, and each hold of one needs two people."""
+OF_JOB = st.lists(st.sampled_from(TRAINING), min_size=2, max_size=3, unique=True)
 COUNTS = dict.fromkeys(
     *(("sequences", "steps", "commands", "holds", "by policies", "releases", "in burn-in", "refused", "kills"), 0)
 )
@@ -50,13 +51,22 @@ class Sequences(RuleBasedStateMachine):
         self.world = World(self.database, CONFIG)
         self.world.scheduler.run("training", TRAINING)
         self.carry_out = self.world.scheduler.carry_out
-        self.world.scheduler.carry_out = self.check  # type: ignore[method-assign]
+        self.world.scheduler.carry_out = self.judge  # type: ignore[method-assign]
+        self.breaches: list[str] = []
         self.ours: dict[str, str] = {}
         self.returned: set[str] = set()
         COUNTS["sequences"] += 1
 
+    def judge(self, act: Act, node: SchedulerNode) -> Outcome:
+        """Judges a command before it reaches the scheduler. A breach is kept, as the executor survives any error."""
+        try:
+            return self.check(act, node)
+        except AssertionError as error:
+            self.breaches.append(str(error))
+            raise
+
     def check(self, act: Act, node: SchedulerNode) -> Outcome:
-        """Judges a command before it reaches the scheduler."""
+        """Raises AssertionError for a command that breaks a limit."""
         out = {name for name, found in self.world.scheduler.nodes.items() if found.out}
         overridden = {guard.name for guard in act.plan.failing} if act.plan else set()
         people = {a.who for a in act.approvals if not a.policy} | ({act.requested_by} if act.by_person else set())
@@ -117,7 +127,7 @@ class Sequences(RuleBasedStateMachine):
             except FleetpulseError:
                 COUNTS["refused"] += 1
 
-    @rule(verb=st.sampled_from(["hold", "hold", "release"]), names=NODES)
+    @rule(verb=st.sampled_from(["hold", "hold", "release"]), names=NODES | OF_JOB)
     def act_as_people_should(self, verb: str, names: list[str]) -> None:
         """One asks, another approves, the executor works: most sequences must reach the scheduler."""
         with suppress(Killed, FleetpulseError):
@@ -168,8 +178,9 @@ class Sequences(RuleBasedStateMachine):
             self.database.close()
 
     @invariant()
-    def the_audit_is_whole(self) -> None:
+    def no_limit_was_broken_and_the_audit_is_whole(self) -> None:
         if hasattr(self, "world"):
+            assert self.breaches == []
             COUNTS["steps"] += 1
             assert check_chain(self.database.connection) is None
 

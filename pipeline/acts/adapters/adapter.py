@@ -104,15 +104,20 @@ class Adapter(Protocol):
 def check_owner(act: Act, fresh: SchedulerNode, planned: SchedulerNode) -> Outcome | None:
     """Returns why nothing is to be done to a node as it is now, or that it is done; None: go on.
 
-    Nodes that others took out of service are left to them; a node to release or empty must still have the planned mark.
+    Nodes that others took out of service are left to them; any other node must still have the planned mark, and one
+    to reboot must be idle.
     """
     if act.verb == "hold":
         if fresh.mark == act.mark:
             return Outcome(True, f"{fresh.name}: is held for this act already")
         said = f"{fresh.name}: is {fresh.state} for {fresh.reason!r}, which is not ours"
         return Outcome(False, said) if fresh.is_taken else None
-    if act.verb in ("release", "evict") and (not fresh.mark or fresh.mark != planned.mark):
+    if act.verb in ("release", "evict", "reboot") and (not fresh.mark or fresh.mark != planned.mark):
         return Outcome(False, f"{fresh.name}: is no longer held here: {fresh.reason!r}")
+    if act.verb == "reboot" and (fresh.jobs or not fresh.out):
+        return Outcome(
+            False, f"{fresh.name}: is {fresh.state} with jobs {', '.join(fresh.jobs) or 'none'}; expected held"
+        )
     return None
 
 

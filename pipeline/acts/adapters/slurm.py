@@ -7,6 +7,7 @@ are resumed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -38,6 +39,7 @@ TIMED_OUT = "reboot timed out"
 """What it adds if the node is not back after ResumeTimeout."""
 _REASON = re.compile(r"\bReason=(.*?)(?: \[[^\[\]\s]+@[\w:.-]+\](?=\s|$)|(?=\s{2,}|\s*$))")
 _GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)")
 _JOBS = "%A|%a|%b|%N"
 """Fields of `squeue -o`: id, account, GRES per node, nodes. None of them is cut off."""
 _REQUESTS = ("tres-per-job", "tres-per-task", "tres-per-socket", "NumTasks", "OverSubscribe", "Requeue", "BatchFlag")
@@ -242,13 +244,19 @@ def _count_job_gpus(per_node: str, asked: Mapping[str, str], nodes: Sequence[str
     Where that does not say it (per socket, nodes for itself alone), all GPUs in use on its nodes: too many, since
     a large job needs two people.
     """
-    tasks = int(asked.get("NumTasks") or "1")
+    tasks = parse_count(asked.get("NumTasks", ""))
     exact = max(
         count_gpus(per_node) * len(nodes),
         count_gpus(asked.get("tres-per-job", "")),
         count_gpus(asked.get("tres-per-task", "")) * tasks,
     )
     return exact or (sum(used.get(name, 0) for name in nodes) if _is_vague(asked) else 0)
+
+
+def parse_count(text: str) -> int:
+    """Returns a number as squeue prints it, also shortened ("2K"); 1 for what is none."""
+    found = _COUNT.fullmatch(text)
+    return math.ceil(float(found[1]) * 1024 ** " KMG".index(found[2] or " ")) if found else 1
 
 
 def _is_vague(asked: Mapping[str, str]) -> bool:
