@@ -24,13 +24,15 @@ from pipeline.acts.adapters.adapter import (
 from pipeline.acts.board import Work
 from pipeline.acts.guards import Facts, Question, evaluate_guards, needed_people
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
-from pipeline.config.acts import Acts
+from pipeline.config.acts import Acts, Mode
 from pipeline.model.errors import ConfigError, FleetpulseError, Outdated, Refused, Unreachable
 from pipeline.model.records import SECOND
 
 log = logging.getLogger("fleetpulse.executor")
 REBOOT_MINUTES = 30.0
 """How long a node has to be back after a reboot, if verify_minutes is less. Chosen: twice what a slow one takes."""
+MODES: tuple[Mode, ...] = ("off", "dry-run", "on")
+"""Modes of a verb, the strictest first."""
 MAX_JOBS_SHOWN = 5
 """Jobs of a node that a reason to wait names. Chosen: fits a line."""
 MAX_WAITS = 1000
@@ -148,12 +150,14 @@ class Executor:
         guards = evaluate_guards(question)
         people, why = needed_people(question, guards)
         adapter = self._find_adapter(act.verb)
-        able = act.verb in adapter.verbs
+        able, own = act.verb in adapter.verbs, self.config.mode_of(act.verb)
         said, commands = f"{adapter.name} {'can' if able else 'cannot'} {act.verb}", tuple[str, ...]()
         try:
             commands = adapter.list_commands(act, world) if able else ()
         except ConfigError as error:
             able, said = False, str(error)
+        if MODES.index(own) < MODES.index(act.mode):  # its own file decides, whatever the pipeline is configured to do
+            able, said = False, f"[acts] {act.verb} is {own} at the executor, {act.mode} at the pipeline"
         guards += (GuardResult("adapter", said, "can", able),)
         hits = [JobHit(j.id, len(j.nodes), j.gpus, j.account) for j in world.jobs_on(frozenset(question.names))]
         before = {n: _show(world.nodes[n]) if n in world.nodes else "unknown" for n in question.names}

@@ -31,7 +31,7 @@ from tests.until import until
 STEPS = ("awaiting_approval", "executing", "executed", "verifying", "verified")
 """States after which the executor's process is killed."""
 LIMITS = ActLimits(rack_nodes=8, fleet_share=1.0, ceiling_share=1.0, acts_per_10_minutes=1000, two_people_gpus=1024)
-ON = Acts(hold="on", release="on", limits=LIMITS)
+ON = Acts(hold="on", release="on", reboot="on", limits=LIMITS)
 NODES = 64
 """Nodes of the large lab. Source: a rack row of a training cluster; Slurm starts as many on this machine."""
 LIMIT_S = 120.0

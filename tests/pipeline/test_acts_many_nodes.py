@@ -18,7 +18,7 @@ from pipeline.acts.adapters.programs import TIMEOUT_S, Programs
 from pipeline.acts.adapters.slurm import parse_count
 from pipeline.acts.lease import LEASE_S
 from pipeline.acts.scheduler import SchedulerNode
-from pipeline.config.acts import KubernetesAccess
+from pipeline.config.acts import KubernetesAccess, Mode
 from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -203,3 +203,20 @@ def test_a_node_that_a_person_took_over_or_that_got_a_job_is_not_rebooted() -> N
 @pytest.mark.parametrize(("text", "count"), [("8", 8), ("2K", 2048), ("1.5K", 1536), ("", 1), ("N/A", 1)])
 def test_a_number_of_squeue_may_be_shortened(text: str, count: int) -> None:
     assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(("own", "mode", "state"), [("off", "dry-run", "refused"), ("dry-run", "on", "refused")])
+def test_the_executors_own_mode_decides_whatever_the_pipeline_is_configured_to_do(
+    own: Mode, mode: Mode, state: str, database: Database
+) -> None:
+    world = World(database, replace(ON, hold=mode))
+    world.executor.config = replace(ON, hold=own)
+    act = world.propose("hold", "n03")
+    assert world.state(act) == state
+    assert f"[acts] hold is {own} at the executor, {mode} at the pipeline" in world.board.find(act.id).result["reason"]
+    world.executor.config = ON
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    world.executor.config = replace(ON, hold=own)
+    world.run()
+    assert (world.state(act), world.scheduler.log) == ("refused", [])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.acts.adapters.slurm import Slurm
+from pipeline.acts.adapters.slurm import Slurm, parse_nodes
 from pipeline.acts.guards import NVML_ACTIONS
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.model.signals import CATALOGUE
@@ -57,18 +57,20 @@ def test_the_reset_of_a_gpu_is_less_than_a_bus_an_imex_domain_or_a_node_needs(wo
         ("DOWN+DRAIN+REBOOT_ISSUED", "fault : reboot issued", None),
         ("DOWN*+DRAIN", "fault : reboot issued", None),
         ("DOWN+DRAIN", "fault : reboot issued : reboot timed out", None),
-        ("DOWN+DRAIN", "fault : reboot complete", True),
+        ("DOWN+DRAIN+NOT_RESPONDING", "fault : reboot issued", None),
+        ("IDLE+DRAIN", "fault : reboot issued", True),
     ],
 )
 def test_a_reboot_by_slurm_is_over_when_the_node_is_back(
     world: World, state: str, reason: str, over: bool | None
 ) -> None:
     act = replace(world.propose("hold", "n03"), verb="reboot")
-    assert Slurm(ON).find_effect(act, SchedulerNode("n03", True, state, reason)) is over
+    node = parse_nodes(f"NodeName=n03 State={state} CurrentWatts=0 Reason={reason} [root@1789000000]", {})["n03"]
+    assert Slurm(ON).find_effect(act, node) is over
 
 
 def test_a_second_reboot_has_the_reason_of_the_hold_alone(world: World) -> None:
     act = replace(world.propose("hold", "n03"), verb="reboot")
     node = SchedulerNode("n03", True, "DOWN+DRAIN", f"{act.mark} alice fault : reboot complete")
     (command,) = Slurm(ON).list_commands(act, replace(world.scheduler.read_state(0), nodes={"n03": node}))
-    assert command == f"scontrol reboot ASAP nextstate=DOWN 'reason={act.mark} alice fault' n03"
+    assert command == f"scontrol reboot 'reason={act.mark} alice fault' n03"
