@@ -1,7 +1,7 @@
 """Which nodes fail how often, and why: time to failure by type and cause, nodes by frailty, spares.
 
 A failure is an incident that paged, whose cause is one node or a part of it, and that no person called wrong. The
-exposure is the time for which the store knows the node.
+exposure is the time for which the store knows the fleet, for each node of today.
 """
 
 from __future__ import annotations

@@ -198,7 +198,8 @@ def read_reliability(cursor: duckdb.DuckDBPyConnection, config: Config, fleet: F
     """Returns time to failure by type and cause beside published fleets', nodes by frailty, burn-ins and spares."""
     start = max(now - round(config.store.history_days * DAY), read_start(cursor, now))
     hours = (now - start) / HOUR
-    found = failures.read_failures(cursor, start, now, fleet.node_of)
+    present = frozenset(fleet.nodes)  # the exposure is that of the nodes of today
+    found = [f for f in failures.read_failures(cursor, start, now, fleet.node_of) if f.node in present]
     types = failures.read_types(cursor, fleet.nodes)
     burn_in = failures.read_burn_ins(cursor, now, config.acts.burn_in_days)
     spares = failures.list_spares(found, len(fleet.nodes), hours, config.impact.spare_days, config.impact.spare_level)

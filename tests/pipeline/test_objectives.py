@@ -206,6 +206,8 @@ def test_energy_of_each_job_and_of_its_lost_hours(report: dict[str, Any]) -> Non
 def test_time_to_failure_by_type_and_cause_beside_published_fleets(report: dict[str, Any]) -> None:
     rows = {row["cause"]: row for row in report["failures"]}
     assert set(rows) == {"All hardware", "GPU", "Network"}  # not the wrong page, the ticket, or shared causes
+    parts = {row["part"]: row["failures"] for row in report["spares"]["parts"]}
+    assert (parts["GPU"], parts["Cable or transceiver"]) == (1, 1), "none of the node that left the fleet"
     total = rows["All hardware"]
     assert (total["type"], total["failures"], total["node_days"]) == ("H100", 2, 300)
     assert total["mttf_days"] == 150
