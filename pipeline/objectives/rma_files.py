@@ -28,8 +28,8 @@ _OF_USE = ("mJ", "uJ", "J", "By", "KiBy")
 _STYLE = """@page { size: A4; margin: 12mm } body { font: 13px/1.4 sans-serif; color: #17212b; max-width: 800px;
 margin: 16px auto } h1 { font-size: 20px; margin: 0 } h2 { font-size: 14px; margin: 14px 0 4px } table { width: 100%;
 border-collapse: collapse; font-size: 12px } th, td { text-align: left; vertical-align: top; padding: 2px 8px 2px 0;
-border-bottom: 1px solid #dde3e9; overflow-wrap: anywhere } th { color: #5a6874; font-weight: 500; overflow-wrap: normal }
-td:first-child { white-space: nowrap }"""
+border-bottom: 1px solid #dde3e9; overflow-wrap: anywhere } th { color: #5a6874; font-weight: 500;
+overflow-wrap: normal } td:first-child { white-space: nowrap }"""
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 """Time of the files within the zip: the same packet is the same bytes."""
 
