@@ -95,6 +95,24 @@ def test_a_batch_job_that_may_start_again_is_requeued_not_cancelled(site: Site, 
     cluster.run("scancel", job)
 
 
+@pytest.mark.parametrize("option", ["--requeue", "--no-requeue"])
+def test_a_job_on_two_nodes_that_are_evicted_together_is_ended_once(
+    option: str, site: Site, cluster: slurm_cluster.Cluster
+) -> None:
+    job = cluster.batch("sleep 300", "-w", "gpu001,gpu002", "-N", "2", "--gpus-per-node=1", option)
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
+    hold = site.propose("hold", "gpu001", "gpu002")
+    site.approve(hold)
+    site.settle(hold, "verified")
+    evict = site.propose("evict", "gpu001", "gpu002")
+    site.approve(evict)
+    site.settle(evict, "verified")
+    states = cluster.run("squeue", "-h", "-j", job, "-o", "%T").split() if option == "--requeue" else []
+    assert states == (["PENDING"] if option == "--requeue" else [])
+    if states:
+        cluster.run("scancel", job)
+
+
 def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster: slurm_cluster.Cluster) -> None:
     cluster.run("scontrol", "update", "NodeName=gpu002", "State=DRAIN", "Reason=NHC: check_fs failed")
     for verb in ("hold", "release"):

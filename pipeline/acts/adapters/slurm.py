@@ -32,6 +32,8 @@ OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
 """Reasons that slurmctld itself gives to a node that is DOWN (node_mgr.c, ping_nodes.c)."""
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
+ENDED = ("Invalid job id", "already completing or completed", "Job is pending execution")
+"""Answers about a job that ended meanwhile, or was requeued at another node of the act: it no longer runs."""
 MUST_REGISTER = "has not registered at slurmctld; its slurmd must run before it is resumed"
 REBOOT_NOTE = " : reboot"
 """How what Slurm adds to the reason of a node that it reboots begins ("reboot issued", "reboot complete")."""
@@ -84,7 +86,8 @@ class Slurm(Immediate):
     def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
         """See `Adapter.list_commands`."""
         names = [target.partition(":")[2] for target in act.targets]
-        return tuple(shlex.join(words) for n in names for words in _commands(act, world.nodes.get(n), n, world.jobs))
+        lines = (shlex.join(words) for n in names for words in _commands(act, world.nodes.get(n), n, world.jobs))
+        return tuple(dict.fromkeys(lines))  # a job on two of the nodes is ended once
 
     def carry_out(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.carry_out`."""
@@ -98,6 +101,8 @@ class Slurm(Immediate):
             if ran.returncode:
                 if act.verb == "release" and NOT_REGISTERED in ran.stderr:
                     raise NotYet(f"{node.name} {MUST_REGISTER}: {ran.stderr.strip()}")
+                if act.verb == "evict" and any(sign in ran.stderr for sign in ENDED):
+                    continue
                 if is_away(ran.stderr):
                     raise Unreachable(f"{shlex.join(words)}: {ran.stderr.strip()}")
                 return Outcome(False, f"{shlex.join(words)}: {said[-1] or ran.returncode}")
