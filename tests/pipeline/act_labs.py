@@ -424,7 +424,7 @@ class Play:
             self.work()
             assert self.is_out(node), show(node)
         text = "Of a node that is held and idle. It stays held: also when its slurmd registers once more."
-        scene = self.tell("A reboot", text, act, **shown, slurmd_started_again=show(node))
+        scene = self.tell("A reboot", text, act, **shown, slurmd_restarted=show(node))
         self.check(node)
         release = self.propose("release", node)
         self.approve(release)
