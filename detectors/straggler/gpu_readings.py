@@ -94,6 +94,7 @@ class GpuReadings(State):
 
     throttled_at, began: when a throttle bit was last set, and since when again and again.   capped: share of the time
     under a power cap, smoothed; capped_at: when it was under one last for all of it.   heat: usual temperature (Cel).
+    recapped, recapped_at: its power limit was changed and `pop_recapped` has not returned it; when (us).
     together: GPUs that throttle with others of their loop, rack or fleet.
     """
 
@@ -108,6 +109,8 @@ class GpuReadings(State):
     heat: Floats = memory(np.nan)
     capped: Floats = memory(0.0)
     capped_at: NDArray[np.int64] = memory(0, np.int64)
+    recapped: Bools = memory(False, np.bool_)
+    recapped_at: NDArray[np.int64] = memory(0, np.int64)
     together: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
     _loops: SpanningCohorts = field(
         default_factory=lambda: SpanningCohorts("loop", "cdu", "rack", least=_NODES), init=False, repr=False
@@ -119,6 +122,9 @@ class GpuReadings(State):
         n = len(gpus.entities)
         self.grow(n)
         clock = np.where(gpus["gpu.sm_clock"] > 0, gpus["gpu.sm_clock"], np.nan)
+        changed = np.abs(np.log(gpus["gpu.power_limit"] / self.limit[:n])) > -np.log(_LESS)
+        self.recapped[:n] |= changed
+        self.recapped_at[:n][changed] = gpus.time
         for last, now in ((self.clock, clock), (self.limit, gpus["gpu.power_limit"])):
             np.copyto(last[:n], now, where=np.isfinite(now))
         power, watts = gpus["gpu.power"], self.watts[:n]
@@ -138,6 +144,22 @@ class GpuReadings(State):
         capped_at = self.capped_at[:n]
         capped_at[:] = np.where(capped >= _UNDER_CAP, gpus.time, np.minimum(capped_at, gpus.time))
         self.together = self._find_together(gpus)
+
+    def pop_recapped(self, column: NDArray[np.int64], groups: NDArray[np.int32], time: int) -> Slots:
+        """Returns the units whose power limit was changed with that of most of their group, each once.
+
+        Identical GPUs leak differently, so that a limit that is set for all costs each another clock: what was usual
+        before says nothing. One of a few stands out, which is reported as a power cap. column: (units,) of their GPU.
+        """
+        waits = np.append(self.recapped, False)[column]
+        changed = np.append((self.recapped_at > 0) & (time - self.recapped_at <= _AGO), False)[column]
+        found = np.zeros(len(waits), bool)
+        for group in np.unique(groups[waits]).tolist():
+            members = groups == group
+            if 2 * np.count_nonzero(changed & members) > np.count_nonzero(members):
+                found |= waits & members
+        self.recapped[column[found]] = False
+        return np.flatnonzero(found)
 
     def _find_together(self, gpus: Frame) -> Bools:
         """Returns (N,) GPUs that began to throttle with some on at least two other nodes of their loop, else rack, or
@@ -176,9 +198,17 @@ class GpuReadings(State):
         """
         if not len(peers) or np.median(self.capped[peers]) < 0.5:
             return True
-        values = ((median_of(values[mine])[0], median_of(values[peers])[0]) for values in (self.limit, self.watts))
-        known = [now < _LESS * usual for now, usual in values if np.isfinite(now) and np.isfinite(usual)]
-        return any(known) or not known
+        for values in (self.limit, self.watts):  # power where limits are not known: a GPU that waits draws less too
+            now, usual = (float(median_of(values[each])[0]) for each in (mine, peers))
+            if np.isfinite(now) and np.isfinite(usual):
+                return now < _LESS * usual
+        return True
+
+    def _lower_clock(self, mine: Slots, peers: Slots) -> float:
+        """Returns the share by which the clock of these GPUs is below that of their peers: as much as a cap costs at
+        most. 1 where it is not known."""
+        now, usual = (float(median_of(self.clock[each])[0]) for each in (mine, peers))
+        return float(np.clip(1 - now / usual, 0.0, 1.0)) if np.isfinite(now) and np.isfinite(usual) else 1.0
 
     def find_causes(
         self, units: Placement, slots: Slots, peers: Slots, column: NDArray[np.int64], clocks: ClockWatch, time: int
@@ -197,7 +227,10 @@ class GpuReadings(State):
             found.append(Cause("throttled", reason_title(bits), text, "gpu.throttle_reasons", True, bits))
         elif np.median(self._under_caps(mine, time)) >= 0.5 and self._cap_differs(mine, others):
             text = "a power cap, which is policy"
-            return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, CAPPED)]
+            # medians of steps outlive a cap that has ended
+            holds = has_reason(self.bits[mine], CAPPED) & (self.capped[mine] >= _UNDER_CAP)
+            explains = round(self._lower_clock(mine, others), 4) if 2 * np.count_nonzero(holds) > len(mine) else 1.0
+            return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, explains)]
         return [*found, *clock]
 
     def _clock_causes(self, slots: Slots, mine: Slots, others: Slots, clocks: ClockWatch) -> list[Cause]:
@@ -233,6 +266,14 @@ def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> lis
         return []
     title = f"tasks wait for CPU {100 * share:.0f} %"
     return [Cause("cpu_pressure", title, f"{title} of the time on {node}", pressure.signal, False, round(share, 3))]
+
+
+def drop_small_cap(causes: Sequence[Cause], cost: float, least: float) -> list[Cause]:
+    """Returns the causes without a power cap that leaves `least` of a slowdown unexplained. cost, least: ln.
+
+    A cap slows a GPU by no more than it lowers its clock.
+    """
+    return [c for c in causes if c.key != POLICY or c.value >= 1 or cost + np.log1p(-c.value) < least]
 
 
 def describe_causes(found: Sequence[Cause]) -> str:

@@ -25,6 +25,7 @@ from detectors.straggler.gpu_readings import (
     ClockWatch,
     GpuReadings,
     describe_causes,
+    drop_small_cap,
     find_host_cause,
 )
 from detectors.straggler.pressure import Pressure
@@ -90,7 +91,8 @@ class Straggler(Detector):
     which no spread of manufacture explains, or if the device shows the cause.
 
     If most GPUs of a node are slow, the node is the cause. If over 30 % of a stage's nodes are slow, none of them is:
-    see straggler_job. A lower power cap is policy: a suspect. GPUs of a loop or rack that throttle together are left to
+    see straggler_job. A lower power cap is policy: a suspect, as far as the clock is lower. After a change of the
+    power limits of most of a stage its ranks learn again. GPUs of a loop or rack that throttle together are left to
     the detectors of heat and power.
 
     Announced maintenance is not judged. After a software change a rank learns again; after a pause it restarts without
@@ -182,6 +184,8 @@ class Straggler(Detector):
             slots.locate_gpus(frames["gpu"])
         self.slow.grow(len(slots))
         self._relearn(fresh)
+        if self.readings.recapped.any():
+            self._relearn(self.readings.pop_recapped(slots.gpu_column, slots.team, frame.time))
         if changed := find_relearned(frames):
             self._relearn(np.flatnonzero(slots.mask(changed, frame)))
         self._accept(frame)
@@ -297,7 +301,7 @@ class Straggler(Detector):
         effect = np.where(present, np.fmax(late.cost, late.effect), 0.0)
         found = find_suspicions(slow, effect, present, slots, self.delta, self.conditions)
         close_ended(self.conditions, {s.entity for s in found})
-        blamed = [(s, self._find_causes(s, present, time)) for s in found]
+        blamed = [(s, self._find_causes(s, present, time, float(late.cost[s.slots].max()))) for s in found]
         unexplained = [slots.ancestor("job", int(s.slots[0])) for s, causes in blamed if not causes]
         reports = []
         for suspicion, causes in blamed:
@@ -328,10 +332,11 @@ class Straggler(Detector):
         started = bool(2 * np.count_nonzero(late.started[mine]) > len(mine))
         return Weight(cost, lasted, int(step.size[mine].max()) - 1, alone, waits, started)
 
-    def _find_causes(self, suspicion: Suspicion, counted: Bools, time: int) -> list[Cause]:
+    def _find_causes(self, suspicion: Suspicion, counted: Bools, time: int, cost: float) -> list[Cause]:
         slots, mine = self.slots, suspicion.slots
         peers = slots.others(mine, counted)
         found = self.readings.find_causes(slots, mine, peers, slots.gpu_column, self.clocks, time)
+        found = drop_small_cap(found, cost, HARM)
         return [*found, *find_host_cause(*slots.nodes_of_job(int(mine[0])), self.pressure)]
 
     def _slow_finding(

@@ -245,6 +245,10 @@ class StragglerInferred(Detector):
             self.symptoms.since[1:, : len(regrouped)][:, regrouped] = 0
         if updated := find_relearned(frames):
             self._relearn(members_mask(updated, frame))
+        if self.readings.recapped.any():
+            mask, groups = np.zeros(len(frame.entities), bool), self.placement.groups
+            mask[self.readings.pop_recapped(np.arange(len(mask)), groups, frame.time)] = True
+            self._relearn(mask)
         return self.gates.maintenance_mask(frame)
 
     def _find_symptoms(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.event_data import events_of
 from detectors.base.state import N, State, memory, notes, part
-from detectors.base.statistics import group_means
+from detectors.base.statistics import group_means, median_of
 from detectors.base.topology_index import TopologyIndex, per_topology
 from detectors.telemetry.silence import Bools, LastSamples
 from pipeline.model.rank_changes import RankChanges
@@ -139,14 +139,20 @@ class NodeActivity(State):
         with_it &= time - fell >= STOPS
         return bool(np.count_nonzero(with_it) >= _NEARLY_ALL * np.count_nonzero(measured))
 
-    def supplied(self, node: int, since: int) -> str:
+    def supplied(self, node: int, since: int, mates: NDArray[np.intp]) -> str:
         """Returns "alive" if the supplies of a node, read after `since`, give as much as before, "dead" if they give
-        little, "" if neither is known."""
+        little, "" if neither is known.
+
+        mates: reporting nodes of its job. Little is measured by them: all draw half in a checkpoint or evaluation.
+        """
         if node >= self.now.shape[1] or self.read[_SUPPLY, node] < since + STOPS:
             return ""
+        share = self.now[_SUPPLY] / self.usual[_SUPPLY]
+        read = mates[self.read[_SUPPLY, mates] >= since]
+        of_mates = float(np.fmin(median_of(share[read])[0], 1.0)) if len(read) else 1.0
         if self.fell[_SUPPLY, node] >= since - WITH_IT:
-            return "dead"
-        return "alive" if self.now[_SUPPLY, node] >= _UNCHANGED * self.usual[_SUPPLY, node] else ""
+            return "dead" if not share[node] >= _FELL[_SUPPLY] * of_mates else ""
+        return "alive" if share[node] >= _UNCHANGED else ""
 
 
 @dataclass
@@ -264,6 +270,12 @@ class SilentJobs(State):
         """Returns whether the other nodes of a job without steps stopped work and traffic as a node fell silent."""
         mine = np.array(self._reporting_nodes(job, places), np.intp)
         return self.activity.stopped(mine, since, time, self._last.interval())
+
+    def supplied(self, node: str, since: int, job: str, topology: Topology) -> str:
+        """Returns whether the host of a silent node is "alive" or "dead" as its supplies show, "" if unknown."""
+        places = self._places(self._ranks or self._all_ranks(topology), topology)
+        mates = np.array(self._reporting_nodes(job, places), np.intp)
+        return self.activity.supplied(list(self._last.names("node")).index(node), since, mates)
 
     def reports_elsewhere(self, job: str, topology: Topology) -> bool:
         """Returns whether a node of a job reports: what a silent one did to the job would show there."""

@@ -333,7 +333,7 @@ class SilentNodes(State):
         if jobs.state in ("ended", "hangs"):
             how = "ended" if jobs.state == "ended" else "hangs"
             return "page", "host", f"host or network dead, {entity_name(jobs.job)} {how}"
-        host = self._host_state(node, since, context) if jobs.job else ""
+        host = self._host_state(node, since, jobs.job, context) if jobs.job else ""
         if host == "dead":
             return "page", "host", f"host dead, {entity_name(jobs.job)} ran on it"
         if jobs.job and age > DEAD and host != "alive":
@@ -345,7 +345,7 @@ class SilentNodes(State):
             return ("suspect" if age <= BOOT else "ticket"), "unknown", "host or agent dead, or a reboot"
         return level, "unknown", f"host or agent dead, {entity_name(jobs.job)} ran on it"
 
-    def _host_state(self, node: str, since: int, context: Context) -> str:
+    def _host_state(self, node: str, since: int, job: str, context: Context) -> str:
         """Returns "dead" if all links of a node are down at their far ends, or its supplies give little since it fell
         silent, "alive" if they give as much as before, "" if neither is known."""
         known = context.last.names("nic")
@@ -355,7 +355,7 @@ class SilentNodes(State):
         states = [state for state in states if state == state]
         if states and not any(states):
             return "dead"
-        return context.jobs.activity.supplied(list(context.last.names("node")).index(node), since)
+        return context.jobs.supplied(node, since, job, context.topology)
 
     def _nodes_with_power(self, context: Context) -> set[str]:
         """Returns the single nodes with a power supply that is still read, which a BMC does without the host."""

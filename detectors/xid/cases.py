@@ -65,7 +65,7 @@ def new_case(time: int) -> Case:
     codes: XID as text -> [how often, name, action, then].   facts: other facts -> [level, words, must wait].
     driver: recovery action of the driver.   reset: a line says that only a reset helps.   lines: of the log.
     job: job that was on the GPU.   place: unit of the GPU that an XID 13 named.   others: GPUs that it affected.
-    away: us for which it and its node were silent.
+    away: us for which it and its node were silent.   linked: first message about an NVLink that nothing else watches.
     program: GPUs of its job with errors at the same time.   repeats: why it is this GPU and no program.
     """
     empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": [], "away": 0}
@@ -110,6 +110,13 @@ def add_xid(case: Case, code: int, data: Mapping[str, Any], own: Mapping[int, Le
     known = case["codes"].get(str(code), [0, "", "", ""])
     times = read_integer(data.get("count"), 0, _MAX_TIMES) or 1
     case["codes"][str(code)] = [known[0] + times, name or known[1], action or known[2], then or known[3]]
+
+
+def add_link_message(case: Case, time: int, again: int) -> None:
+    """Adds a message about an NVLink that nothing else watches; a second one `again` us later is a broken link."""
+    first = case.setdefault("linked", time)
+    if time - first >= again:
+        case["facts"]["nvlink"] = ["page", "NVLink errors recur", False]
 
 
 def add_affected(case: Case, entity: str) -> None:

@@ -33,6 +33,7 @@ _WHY_REMOVED = f"removed, no data for {GONE_AFTER // SECOND // 3600} h"
 _WHY_UNKNOWN = f"dropped, more than {MAX_UNKNOWN} cases of unknown entities"
 _SLOW_CALL_S = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
 _SETTLES = 60 * SECOND  # us after announced maintenance: XIDs need no warm-up; chosen
+_LINK_AGAIN = 30 * SECOND  # us from which a driver's next message about a link is another burst, as in link_nvlink
 _CONFIRM_FRAMES = 2  # in a row in which the driver reports a fault: the event of it comes first; chosen
 _MAX_GPUS = 16  # of a blamed program that are named; chosen
 
@@ -46,7 +47,8 @@ class Xid(Detector):
     no writes; ticket where it says restart, update or replace at a convenient time. These hold until a reset, a reboot,
     the GPU's return, the recovery action "none" of the driver, or a person ends them. All reports of one GPU are one
     condition; consequences of another GPU's XID belong to that GPU. XID 48 waits `settle` s for the row that replaces
-    what failed.
+    what failed. An XID of an NVLink is left to link_nvlink, which has the counters of the links; where none is read,
+    one that recurs after half a minute is a page here.
 
     XIDs that programs cause (13, 31, 43, 45, copy engines) on two or more GPUs of one job within `together` s belong to
     the job, a suspect; on one GPU again within `again` s, under another job or in the same unit of it, to that GPU, a
@@ -64,7 +66,7 @@ class Xid(Detector):
     needs: ClassVar[tuple[str, ...]] = ("event:xid",)
     wants: ClassVar[tuple[str, ...]] = (
         *(f"event:{kind}" for kind in (*_XIDS[1:], *_GPU, *_HOST)),
-        *("gpu.present", "gpu.recovery_action", "gpu.generation", "node.generation"),
+        *("gpu.present", "gpu.recovery_action", "gpu.generation", "node.generation", "nvlink.state"),
     )
     on_arrival: ClassVar[tuple[str, ...]] = ("xid", "gpu_lost")
     cannot_see: ClassVar[str] = (
@@ -81,6 +83,7 @@ class Xid(Detector):
 
     cases: dict[str, Case] = notes()
     conditions: OpenConditions = notes()
+    links: list[str] = notes(list)  # NVLinks are read, so that the detector link_nvlink judges them: not empty
     odd: NDArray[np.int8] = memory(0, np.int8)  # frames in a row in which the driver reported a fault
     action: NDArray[np.float64] = memory(0.0)
     gates: Gates = part(Gates)
@@ -98,6 +101,8 @@ class Xid(Detector):
             return []
         time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
         self.gates.update(frames)
+        if not self.links and "nvlink" in frames and len(frames["nvlink"].entities):
+            self.links.append("nvlink")
         found: list[Finding] = []
         for event in sorted(events_of(frames, *_KINDS), key=lambda e: (e.time, e.entity, e.kind)):
             found += self._apply_event(event, topology, time)
@@ -215,6 +220,8 @@ class Xid(Detector):
             if code is not None:
                 xid_cases.add_xid(case, code, event.data, self._site_levels)
                 case["place"] = levels.faulty_unit(event) or case["place"]
+                if code in levels.NVLINK and not self.links:
+                    xid_cases.add_link_message(case, event.time, _LINK_AGAIN)
             case["job"] = self._jobs.job_on(event.entity, topology) or case["job"]
         return []
 

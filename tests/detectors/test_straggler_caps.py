@@ -164,3 +164,62 @@ def test_a_slow_rank_of_a_job_with_steps_of_minutes_pages(seconds):
     assert {f.entity for f in findings} == {site.RANKS[SLOW]}
     page = next(f for f in findings if f.level == "page")
     assert 300 <= (page.time - page.onset) / SECOND <= 15 * seconds
+
+
+def test_a_cap_hides_no_slowdown_that_is_far_beyond_what_it_costs_in_clock():
+    node = np.arange(site.SIZE) < site.WIDTH
+
+    def change(tick, values):
+        if tick >= 60:
+            values["gpu"]["gpu.throttle_reasons"][node] = 4.0
+            values["gpu"]["gpu.sm_clock"][node] /= 1.05
+            values["rank"]["rank.compute_time"][node] *= 1.4
+
+    found = watch_from(60, change, 160)
+    assert "page" in {f.level for f in found}
+    assert "power cap" not in found[-1].summary
+
+
+def test_a_slow_gpu_that_draws_less_under_the_limit_of_its_peers_is_no_policy():
+    def change(tick, values):
+        gpu = values["gpu"]
+        gpu["gpu.throttle_reasons"][:] = 4.0
+        gpu["gpu.power_limit"] = np.full(site.SIZE, 700.0)
+        if tick >= 100:
+            values["rank"]["rank.compute_time"][SLOW] *= 1.15
+            gpu["gpu.power"][SLOW] *= 0.9
+
+    found = watch_from(100, change, 200)
+    assert "page" in {f.level for f in found}
+    assert "power cap" not in found[-1].summary
+
+
+SPREAD = 1.04 + 0.10 * (np.arange(site.SIZE) % 11 == 3)
+"""What a lower limit costs each GPU in clock: identical ones leak differently, here three of 32 most."""
+
+
+def test_a_lower_limit_for_all_gpus_makes_no_finding_of_those_that_leak_most():
+    def change(tick, values):
+        gpu = values["gpu"]
+        gpu["gpu.power_limit"] = np.full(site.SIZE, 600.0 if tick >= 100 else 700.0)
+        if tick >= 100:
+            gpu["gpu.throttle_reasons"][:] = 4.0
+            gpu["gpu.sm_clock"] /= SPREAD
+            values["rank"]["rank.compute_time"] *= SPREAD
+
+    assert {f.level for f in watch_from(100, change, 250)} <= {"suspect"}
+
+
+def test_a_lower_limit_for_all_gpus_of_a_job_without_compute_times_makes_no_finding():
+    def instant(tick, broken, rng):
+        values = unhooked.healthy_values(tick, rng)
+        gpu = values["gpu"]
+        gpu["gpu.power_limit"] = np.full(len(gpu["gpu.sm_clock"]), 600.0 if broken else 700.0)
+        if broken:
+            spread = 1.04 + 0.10 * (np.arange(len(gpu["gpu.sm_clock"])) % 11 == 3)
+            gpu["gpu.sm_clock"] = gpu["gpu.sm_clock"] / spread
+            gpu["gpu.throttle_reasons"] = np.where(rng.random(len(spread)) < 0.4, 4.0, 0.0)
+        return values, []
+
+    case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=60)
+    assert case.run_detector(StragglerInferred(), range(200)) == []

@@ -44,8 +44,9 @@ class Fleet:
         supplies=False,
         ports=False,
         back=1e9,
+        draws=1.0,
     ):
-        """back: s after which the silent nodes report again.
+        """back: s after which the silent nodes report again.   draws: share of the usual power that all draw then.
 
         stops: s after which the job stops, None never.  links, supplies: whether those of the node fail with it.
         ports: whether switch ports and supplies are read."""
@@ -65,7 +66,7 @@ class Fleet:
             if ports:
                 far = {"nic.state": np.where(out & links, 0.0, 1.0), "nic.tx_bytes": self.sent.copy()}
                 values["nic"] = {k: np.append(v, far[k]) for k, v in values["nic"].items()}
-                given = np.where(out & supplies, 300.0, 2500.0)
+                given = np.where(out & supplies, 300.0, 2500.0 * (draws if second >= at else 1.0))
                 if second % 30 == 0:
                     values["psu"] = {"psu.output_power": np.repeat(given, 2) + 20 * jitter(2 * COUNT)}
             if hook:
@@ -132,6 +133,13 @@ def test_supplies_that_give_little_since_page_and_full_ones_keep_it_a_ticket():
     assert next(f[2] for f in found if f[1] == "page") <= 90
     alive = Fleet().run(hook=False, ports=True, at=2400, seconds=2400)
     assert {f[1] for f in alive} == {"suspect", "ticket"}
+
+
+def test_supplies_that_give_half_in_an_evaluation_of_the_whole_job_show_no_dead_host():
+    paused = Fleet().run(hook=False, ports=True, draws=0.5, at=2400, seconds=200)
+    assert {f[1] for f in paused} == {"suspect", "ticket"}
+    found = Fleet().run(hook=False, ports=True, supplies=True, draws=0.5, at=2400, seconds=200)
+    assert next(f[2] for f in found if f[1] == "page") <= 90
 
 
 @pytest.mark.sample(every=3)

@@ -388,3 +388,14 @@ def test_a_switchs_message_about_a_link_is_left_to_link_nvlink_unless_it_is_fata
     assert site.show(site.event("sxid", NODES[0], sxid=20001, name="TX Replay Error", fatal=False), ticks=4) == []
     (found, *_) = site.show(site.event("sxid", NODES[0], sxid=20034, name="LTSSM Fault Up", fatal=True), ticks=4)
     assert "SXid 20034 LTSSM Fault Up" in found.summary
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_an_nvlink_error_that_recurs_pages_where_no_link_is_read_and_else_is_left_to_link_nvlink(read):
+    site = Site()
+    if read:
+        links = Frame(site.now, "nvlink", ("nvlink:n0.1.0",), {"nvlink.state": np.ones(1)}, site.topology)
+        site.detector.observe({"nvlink": links})
+    first, again = site.show(site.xid(74), ticks=5), site.show(site.xid(74), ticks=2)
+    assert {f.level for f in first} == {"suspect"}
+    assert {f.level for f in again} <= {"suspect"} if read else again[0].level == "page"
