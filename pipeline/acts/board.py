@@ -244,7 +244,7 @@ class Board:
         """Returns the facts for an act as they are now, for the guards before it is executed."""
         return self._collect_facts(self.find(id_))
 
-    def plan(self, id_: str, plan: Plan) -> Act:
+    def plan(self, id_: str, plan: Plan, who: str = EXECUTOR) -> Act:
         """Records the plan of an act: refused by a guard without an override, else it waits for approval."""
         with self._lock:
             act, now = self.find(id_), self.clock()
@@ -254,7 +254,7 @@ class Board:
             planned = replace(planned, plan=plan, approvals=())
             if plan.is_refused:
                 why = "; ".join(f"{g.name}: {g.now}, limit {g.limit}" for g in plan.failing)
-                return self._save(planned.move("refused", now, result={"reason": why}), EXECUTOR, "refuse act", why)
+                return self._save(planned.move("refused", now, result={"reason": why}), who, "refuse act", why)
             waiting = planned.move("awaiting_approval", now)
             policy = self.read(breaker.find_approving_policy, waiting, self.config.policies, now)
             if policy is not None:
@@ -262,7 +262,7 @@ class Board:
                 expires = now + self._approved_for(waiting)
                 done = replace(waiting, approvals=(given,)).move("approved", now, expires=expires)
                 return self._save(done, f"{POLICY}{policy}", "approve act", "approved by the policy")
-            return self._save(waiting, EXECUTOR, "plan act", "; ".join(plan.commands)[:MAX_REASON])
+            return self._save(waiting, who, "plan act", "; ".join(plan.commands)[:MAX_REASON])
 
     def begin(self, id_: str, failing: Sequence[str], who: str) -> Act:
         """Records the intent before the first command. failing: guards that fail now, at most those approved.

@@ -244,14 +244,14 @@ def _checked(q: Question) -> GuardResult:
     failed = [f"{n}: {q.facts.failed_checks[n]}" for n in q.names if n in q.facts.failed_checks]
     missing = [name for name in q.names if not q.facts.checks.get(name)]
     now = f"no check of {_some(missing)}" if missing else _some(f"{n}: {q.facts.checks[n]}" for n in q.names)
-    limit = "a named check that ran after the hold, and none that failed"
+    limit = "a check that passed after the hold, none that failed"
     return GuardResult("checked_after", _some(failed) or now, limit, not missing and not failed, True)
 
 
 def _relapse(q: Question) -> GuardResult:
     """A node that failed in its burn-in comes back only after a long diagnostic, or by two people."""
     back = [f"{n}: {q.facts.relapses[n]}" for n in q.names if n in q.facts.relapses and n not in q.facts.deep_checks]
-    limit = "no failure in the burn-in, or a diagnostic of level 3 since the hold"
+    limit = "no failure in it, or a level 3 since the hold"
     return GuardResult("burn_in", _some(back) or "not failed in a burn-in", limit, not back, True)
 
 

@@ -179,27 +179,27 @@ def plan(request: Request, act: str, made: PlanReport) -> Response:
         parsed = parse_plan(made.plan)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"plan: {error!r}: expected what this version of fleetpulse sends") from error
-    return _answer(_known(act, lambda: _board(request).plan(act, parsed)))
+    return _answer(_known(act, lambda: _board(request).plan(act, parsed, _caller(request))))
 
 
 @act_router.post("/executor/acts/{act}/begin", include_in_schema=False)
 def begin(request: Request, act: str, now: Beginning) -> Response:
     """Records the intent before the first command, or refuses."""
-    return _answer(_known(act, lambda: _board(request).begin(act, now.failing, now.executor)))
+    return _answer(_known(act, lambda: _board(request).begin(act, now.failing, _executor(request, now))))
 
 
 @act_router.post("/executor/acts/{act}/report", include_in_schema=False)
 def report(request: Request, act: str, said: Report) -> Response:
     """Records what the executor did or saw."""
-    board = _board(request)
-    return _answer(_known(act, lambda: board.report(act, said.state, said.executor, said.result, said.comment)))
+    board, who = _board(request), _executor(request, said)
+    return _answer(_known(act, lambda: board.report(act, said.state, who, said.result, said.comment)))
 
 
 @act_router.post("/executor/acts/{act}/undone", include_in_schema=False)
 def undone(request: Request, act: str, said: Undone) -> Response:
     """Records that a person undid a hold at the scheduler."""
-    board = _board(request)
-    return _answer(_known(act, lambda: board.report_undone(act, said.target, said.seen, said.executor)))
+    board, who = _board(request), _executor(request, said)
+    return _answer(_known(act, lambda: board.report_undone(act, said.target, said.seen, who)))
 
 
 def _answer(act: Act) -> Response:
@@ -212,6 +212,13 @@ def _board(request: Request) -> Board:
 
 def _caller(request: Request) -> Caller:
     return cast(Caller, request.scope[USER])
+
+
+def _executor(request: Request, given: Name) -> Caller:
+    """Returns the executor by its own name, for the audit with the role and address of its token, and whose it is."""
+    token = _caller(request)
+    origin = token.origin if given.executor == token else f"{token.origin}, token of {token}"
+    return Caller(given.executor, token.role, origin, is_executor=True)
 
 
 def _known(act: str, do: Callable[[], T]) -> T:

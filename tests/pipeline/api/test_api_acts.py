@@ -114,6 +114,21 @@ def test_a_person_proposes_another_approves_and_the_executor_holds_over_http(ser
     assert [row["id"] for row in served.call("GET", "/acts?open=true")[1]["acts"]] == [act["id"]]
 
 
+def test_rows_of_the_executor_have_its_role_its_address_and_whose_token_it_has(served):
+    act = served.propose(token="dashboard", person="alice")
+    served.approve(act, token="dashboard", person="bob")
+    for _ in range(3):
+        served.executor.run_once()
+    rows = list_audit(served.site.database.connection, target=act["id"])
+    assert {(r["actor"], r["role"], r["origin"]) for r in rows if r["actor"] == "executor"} == {
+        ("executor", "operator", "127.0.0.1")
+    }
+    body = {"executor": "alice", "target": "node:n03", "seen": "IDLE"}
+    assert served.call("POST", f"/executor/acts/{act['id']}/undone", body, token="executor")[0] == 200
+    newest = list_audit(served.site.database.connection)[0]
+    assert (newest["actor"], newest["origin"]) == ("alice", "127.0.0.1, token of executor")
+
+
 def test_what_an_act_waits_for_is_told_over_http(served):
     served.scheduler.run("81", ("n03",))
     body = {"verb": "hold", "targets": ["node:n03"], "reason": "x", "when": "when_idle"}
