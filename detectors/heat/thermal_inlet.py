@@ -13,8 +13,9 @@ from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.state import State
 from detectors.base.statistics import group_quantiles
-from detectors.base.streams import Channel, Floats, Step, Streams
+from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import per_device_topology, pop_members_mask
 from detectors.heat.inlet_sensors import InletIndex, Inlets
 from pipeline.model.entity_names import pager_title
@@ -25,7 +26,30 @@ _MOST = 0.6  # share of a rack's inlets, and of a row's racks, with one cause; c
 _COOLEST = 0.25  # quantile of the racks' departures that is the weather: a row may be most of a hall; chosen
 _MEAN_S = 1800.0  # s of the mean that a hall as a whole is compared with; chosen
 _WEATHER_K = 2.75  # K above that mean: outdoor air moves by 3 K an hour and is 1.5 above it; ASHRAE TC 9.9 allows 20
+_FRESH = 180 * SECOND
+"""us for which a reading counts beside those of others: three of a minute each, as BMCs are read in turn. Chosen."""
 _UNITS = ("row", "hall", "facility")  # what racks with warm air share
+
+
+@dataclass
+class NewestDepartures(State):
+    """(N,) newest value of each sensor, how far it departs from its past, and when it was read (us): the sensors of a
+    rack are read at different moments. judged: known and read lately."""
+
+    value: Floats = memory(np.nan)
+    effect: Floats = memory(np.nan)
+    read_at: NDArray[np.int64] = memory(0, np.int64)
+    judged: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
+
+    def update(self, value: Floats, step: Step, gate: Bools, time: int) -> None:
+        """Adds an instant. gate: (N,) sensors that count."""
+        n, known = len(value), step.judged
+        self.grow(n)
+        np.copyto(self.value[:n], value, where=known)
+        np.copyto(self.effect[:n], step.effect, where=known)
+        self.read_at[:n][known] = time
+        np.minimum(self.read_at, time, out=self.read_at)  # the clock may have been set back
+        self.judged = gate & (self.read_at[:n] > 0) & (time - self.read_at[:n] <= _FRESH)
 
 
 @dataclass
@@ -65,7 +89,10 @@ class ThermalInlet(Detector):
 
     warmth: Streams = part(lambda: Streams(Channel(floor=0.5, delta=2.75, phi=0.9)))
     speeds: Streams = part(lambda: Streams(Channel(floor=0.05, delta=0.2, phi=0.9)))
+    air: NewestDepartures = part(NewestDepartures)
+    blowers: NewestDepartures = part(NewestDepartures)
     hour: Floats = memory(np.nan)
+    above: Floats = memory(np.nan)
     last: int = notes(int)
     before: float = notes(float)
     """K by which the weather was above its own past before the whole hall warmed; back at it, that is over."""
@@ -86,19 +113,24 @@ class ThermalInlet(Detector):
             return []
         inlets, own = self._index.find(frame), self._own_past(frame)
         if (mask := pop_members_mask(self.accepted, frame)) is not None:
-            self.warmth.reset(mask)
-            self.speeds.reset(mask)
+            for piece in (self.warmth, self.speeds, self.air, self.blowers):
+                piece.reset(mask)
             self.reset_hours(mask)
         gate = ~self.gates.maintenance_mask(frame)
         air = np.where(inlets.inlet & gate & (inlets.rack >= 0), frame["sensor.temperature"], np.nan)
         step = self.warmth.step(air, own, frame.time)
         speed = frame["sensor.fan_speed"]
         fans = self.speeds.step(np.log(np.where(speed > 0, speed, np.nan)), own, frame.time, gate)
-        up, found = self._find_warm_racks(inlets, step, *self._follow_mean(air, frame.time))
+        sudden, share = self._follow_mean(air, frame.time)
+        self.air.update(air, step, gate, frame.time)
+        self.blowers.update(speed, fans, gate, frame.time)
+        if not step.judged.any():
+            return []  # nothing was read
+        up, found = self._find_warm_racks(inlets, sudden, share)
         joined = self._join(frame, inlets, up, found)
         self.warm = {e: self.warm.get(e, {"since": frame.time}) | {"racks": racks} for e, racks in joined.items()}
         close_ended(self.conditions, set(joined))
-        reports = [self._report(frame, inlets, (step, fans), up, entity) for entity in sorted(joined)]
+        reports = [self._report(frame, inlets, up, entity) for entity in sorted(joined)]
         return [one for one in reports if one is not None]
 
     def budget(self) -> list[str]:
@@ -119,22 +151,25 @@ class ThermalInlet(Detector):
         return np.full(len(frame.entities), -1, np.int32)
 
     def _follow_mean(self, air: Floats, time: int) -> tuple[Floats, float]:
-        """Returns (N,) K above the mean of the last half hour, and the share of this sample in that mean."""
-        self.grow(len(air))
-        hour = self.hour[: len(air)]
+        """Returns (N,) K above the mean of the last half hour, and the share of this instant in that mean."""
+        self.grow(n := len(air))
+        hour = self.hour[:n]
         seconds = min(max((time - self.last) / SECOND, 0.0), _MEAN_S) if self.last else 0.0
+        since = np.clip((time - self.air.read_at[:n]) / SECOND, 0.0, _MEAN_S) if len(self.air.read_at) >= n else seconds
         self.last = time
         fresh = np.isnan(hour) & np.isfinite(air)
         hour[fresh] = air[fresh]
-        above, share = air - hour, float(1 - np.exp(-seconds / _MEAN_S))
-        hour += np.nan_to_num(share * above)
-        return above, share
+        above = air - hour
+        hour += np.nan_to_num((1 - np.exp(-since / _MEAN_S)) * above)
+        np.copyto(self.above[:n], above, where=np.isfinite(above))
+        return self.above[:n], float(1 - np.exp(-seconds / _MEAN_S))
 
-    def _find_warm_racks(self, inlets: Inlets, step: Step, sudden: Floats, share: float) -> tuple[Floats, list[int]]:
+    def _find_warm_racks(self, inlets: Inlets, sudden: Floats, share: float) -> tuple[Floats, list[int]]:
         """Returns (R,) K by which each rack is warm, NaN unknown, and the racks where most inlets are. sudden, share:
         see `_follow_mean`."""
-        rack, count = np.where(step.judged, inlets.rack, -1), len(inlets.racks)
-        raw, most = (group_quantiles(step.effect, rack, count, share) for share in (0.5, 1 - _MOST))  # of most inlets
+        n, count = len(inlets.rack), len(inlets.racks)
+        rack = np.where(self.air.judged, inlets.rack, -1)
+        raw, most = (group_quantiles(self.air.effect[:n], rack, count, q) for q in (0.5, 1 - _MOST))  # of most inlets
         lately = group_quantiles(sudden, rack, count, 0.5)
         raw[np.bincount(rack[rack >= 0], minlength=count) < _FEWEST] = np.nan
         known = np.flatnonzero(np.isfinite(raw))
@@ -180,15 +215,13 @@ class ThermalInlet(Detector):
             found |= {name: [name] for name in left}
         return found
 
-    def _report(
-        self, frame: Frame, inlets: Inlets, steps: tuple[Step, Step], up: Floats, entity: str
-    ) -> Finding | None:
+    def _report(self, frame: Frame, inlets: Inlets, up: Floats, entity: str) -> Finding | None:
         """Returns the finding on a warm rack, row or hall, if it is due."""
-        state, (step, fans) = self.warm[entity], steps
+        state, air = self.warm[entity], self.air
         racks = [inlets.racks.index(name) for name in state["racks"]]
         state["since"] = min(state["since"], frame.time)  # the clock may have been set back
         here = np.isin(inlets.rack, racks)
-        inside, faster = np.flatnonzero(here & step.judged), _fan_rise(inlets, fans, here)
+        inside, faster = np.flatnonzero(here & air.judged), _fan_rise(inlets, self.blowers, here)
         kelvin, held = float(np.median(up[racks])), (frame.time - state["since"]) / SECOND
         everywhere = len(racks) == int(np.count_nonzero(np.isfinite(up))) and len(racks) > 1
         state["whole"] = everywhere
@@ -199,10 +232,10 @@ class ThermalInlet(Detector):
         due = due_report(self.conditions, entity, frame.time, state["since"], level)
         if due is None:
             return None
-        value = float(np.nanmedian(frame["sensor.temperature"][inside])) if len(inside) else float("nan")
+        value = float(np.median(air.value[inside])) if len(inside) else float("nan")
         warm = f" {value:.0f} °C," if np.isfinite(value) else ""
         quicker = "" if np.isnan(faster) else f", fans {100 * faster:.0f} % faster"
-        others = 0 if everywhere else int(np.count_nonzero(step.judged & inlets.inlet)) - len(inside)
+        others = 0 if everywhere else int(np.count_nonzero(air.judged & inlets.inlet)) - len(inside)
         cohort = "own past" if everywhere else "inlets elsewhere"
         where = f"{len(racks)} racks: " if len(racks) > 1 else ""
         return self.finding(
@@ -218,7 +251,7 @@ class ThermalInlet(Detector):
         )
 
 
-def _fan_rise(inlets: Inlets, fans: Step, here: NDArray[np.bool_]) -> float:
+def _fan_rise(inlets: Inlets, fans: NewestDepartures, here: Bools) -> float:
     """Returns the share by which fans in some racks run faster; NaN if too few are measured."""
     blowers = here & ~inlets.inlet & fans.judged
     enough = 2 * len(np.unique(inlets.node[blowers])) >= len(np.unique(inlets.node[here & inlets.inlet]))

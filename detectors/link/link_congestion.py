@@ -385,10 +385,18 @@ class LinkCongestion(Detector):
             elif size[group] >= self.ports:
                 self.crowded.pop(leaf, None)
 
+    def _has_pausing_port(self, ports: NDArray[np.intp], groups: Members) -> bool:
+        """Returns whether a port of the same leaf, or of a job of these ports, pauses its switch."""
+        pausing = np.flatnonzero(self.traffic.pausing[: len(groups[0])] > 0)
+        return any(bool(np.isin(of[pausing], of[ports]).any()) for of in groups[:2])
+
     def _update_leaf(self, frame: Frame, leaf: str, ports: NDArray[np.intp], over: Bools, groups: Members) -> None:
         """Notes how crowded a leaf is in this minute."""
         traffic, counts = self.traffic, over[:, ports].sum(axis=1)
         kind = int(np.argmax(counts[:_LESS])) if counts[:_LESS].max() * 2 >= counts[_LESS] else _LESS
+        if kind == _PAUSED and self._has_pausing_port(ports, groups):
+            self.crowded.pop(leaf, None)  # a slow receiver: pauses spread from its switch to those that send to it
+            return
         mine, excess = ports[over[kind, ports]], traffic.excess[:, ports]
         judged, beside = ports[np.isfinite(excess[kind])], bool(traffic.alone[kind, mine].mean() < 0.5)
         slower = traffic.slowing(judged, groups)

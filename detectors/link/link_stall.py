@@ -14,7 +14,9 @@ from detectors.base.detector import Detector, memory, notes, part, parts
 from detectors.base.event_data import read_text
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.job_index import JobIndex
 from detectors.base.state import State, piece_of
+from detectors.base.topology_index import find_nodes, per_topology
 from detectors.link.cable_ends import FarEnds
 from detectors.link.counters import CounterGenerations, CounterReadings, Floats, Indices
 from pipeline.model.compiling import compiled
@@ -88,10 +90,10 @@ class LinkStall(Detector):
     Page: most ports beside it (of its node and role, else of its leaf) have traffic, and its counters of failed work
     grow in `failing` readings; or its driver logged that the NIC does not respond; or data waits for it: the far end of
     its cable has waited for credits in `failing` readings, or it pauses its switch, and no port beside it does.
-    Suspect: most ports beside it have traffic, and nothing else is known; or none has, and it alone counts failed work
-    (it, or the port to which it sends: the sender counts, not the silent receiver), or data waits for several. If the
-    others have no traffic either and no data waits, a job has ended or hangs, and no port is blamed: ports of
-    InfiniBand carry nothing at all while unused.
+    Suspect: most ports beside it have traffic, those of its job too, and nothing else is known; or none has, and it
+    alone counts failed work (it, or the port to which it sends: the sender counts, not the silent receiver), or data
+    waits for several. If the others have no traffic either and no data waits, a job pauses, has ended or hangs, and no
+    port is blamed: ports of InfiniBand carry nothing at all while unused.
 
     Source: RDMA traffic that falls to nothing as the sign of a hang (ByteRobust, SOSP 2025, which waits 10 min as it
     watches whole jobs); the health poll of the mlx5 driver; PortXmitWait of the IBTA specification 16.1.4: data to
@@ -131,6 +133,7 @@ class LinkStall(Detector):
     generations: CounterGenerations = part(CounterGenerations, kept=True)
     pending: PendingData = part(PendingData, kept=True)
     counters: dict[str, CounterReadings] = parts(CounterReadings, kept=True)
+    _jobs: JobIndex = field(default_factory=JobIndex, init=False, repr=False)
     _ends: FarEnds = field(default_factory=FarEnds, init=False, repr=False)
     _peers: Peers = field(
         default_factory=lambda: Peers(("node", "@role"), ("node",), ("leaf",), least=_MIN_COHORT),
@@ -206,12 +209,17 @@ class LinkStall(Detector):
         read, going = np.isfinite(rates) & (self.moves[: len(rates)] >= self.steady), rates != 0
         size = np.bincount(groups[read & (groups >= 0)], minlength=int(groups.max()) + 1)
         moving = np.bincount(groups[read & going & (groups >= 0)], minlength=len(size))
+        jobs = self._jobs_of_ports(frame)
+        mine = read & (jobs >= 0)
+        total = int(jobs.max(initial=-1)) + 1
+        count, busy = (np.bincount(jobs[ports], minlength=total) for ports in (mine, mine & going))
         found, holding = [], set()
         for i in stands.tolist():
             port, g = frame.entities[i], int(groups[i])
             beside, others = (int(moving[g]), int(size[g]) - int(read[i])) if g >= 0 else (0, 0)
             others_move = others >= _MIN_COHORT - 1 and beside > self.most * others
-            level = self._level(i, port, others_move, frame, groups)
+            pauses = jobs[i] >= 0 and count[jobs[i]] > 1 and busy[jobs[i]] <= self.most * (count[jobs[i]] - 1)
+            level = self._level(i, port, (others_move, bool(pauses)), frame, groups)
             if level is None or self.gates.in_maintenance(port, frame.topology, frame.time):
                 continue
             holding.add(port)
@@ -221,8 +229,22 @@ class LinkStall(Detector):
         close_ended(self.conditions, holding)
         return found
 
-    def _level(self, i: int, port: str, others_move: bool, frame: Frame, groups: NDArray[np.int32]) -> Level | None:
-        """Returns the level of a port without traffic, or None if no port is to blame."""
+    @per_topology
+    def _jobs_of_ports(self, frame: Frame) -> NDArray[np.int32]:
+        """Returns (N,) number of the job of each port's node, -1 without one."""
+        numbers: dict[str, int] = {}
+        jobs = (self._jobs.job_of_node(node, frame.topology) if node else None for node in find_nodes(frame))
+        found = [-1 if job is None else numbers.setdefault(job, len(numbers)) for job in jobs]
+        return np.array(found, np.int32)
+
+    def _level(
+        self, i: int, port: str, others: tuple[bool, bool], frame: Frame, groups: NDArray[np.int32]
+    ) -> Level | None:
+        """Returns the level of a port without traffic, or None if no port is to blame.
+
+        others: most ports beside it have traffic; most of its job have none, which pauses.
+        """
+        others_move, pauses = others
         facts = frame.topology.attributes.get(port, {})
         fails = bool(self.failures[i] >= self.failing)
         level: Level | None = None
@@ -230,7 +252,7 @@ class LinkStall(Detector):
         only = waits and self._is_only_one(i, groups, self.pending.readings)
         if port in self.driver_errors or only or (others_move and fails):
             level = "page"
-        elif others_move or waits or (fails and self._is_only_one(i, groups, self.failures)):
+        elif (others_move and not pauses) or waits or (fails and self._is_only_one(i, groups, self.failures)):
             level = "suspect"
         highest: Level = "suspect" if facts.get("role") == "unused" or facts.get("wireless") is True else "page"
         if facts.get("role") == "management":

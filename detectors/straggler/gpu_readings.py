@@ -193,12 +193,13 @@ class GpuReadings(State):
     def _cap_differs(self, mine: Slots, peers: Slots) -> bool:
         """Returns whether a power cap slows these GPUs, which are under one, and not their peers or not as much.
 
-        At the same limit a slow GPU draws as much as the others; at a lower one it draws less. Where neither is known,
-        or where it has no peers, nothing tells them apart.
+        At the same limit a slow GPU is capped while its peers, which wait for it, draw less: it always computes. Where
+        limits are not known, it draws as much as peers that are capped too, and less at a lower limit. Where neither is
+        known, or where it has no peers, nothing tells them apart.
         """
-        if not len(peers) or np.median(self.capped[peers]) < 0.5:
-            return True
-        for values in (self.limit, self.watts):  # power where limits are not known: a GPU that waits draws less too
+        for values in (self.limit, self.watts):
+            if values is self.watts and (not len(peers) or np.median(self.capped[peers]) < 0.5):
+                return True
             now, usual = (float(median_of(values[each])[0]) for each in (mine, peers))
             if np.isfinite(now) and np.isfinite(usual):
                 return now < _LESS * usual

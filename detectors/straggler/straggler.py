@@ -302,10 +302,14 @@ class Straggler(Detector):
         found = find_suspicions(slow, effect, present, slots, self.delta, self.conditions)
         close_ended(self.conditions, {s.entity for s in found})
         blamed = [(s, self._find_causes(s, present, time, float(late.cost[s.slots].max()))) for s in found]
-        unexplained = [slots.ancestor("job", int(s.slots[0])) for s, causes in blamed if not causes]
+        # what is slow since its start has more work, and says nothing of what became slow
+        old = [bool(2 * np.count_nonzero(late.started[s.slots]) > len(s.slots)) for s in found]
+        others = zip(blamed, old, strict=True)
+        unexplained = [(slots.ancestor("job", int(s.slots[0])), o) for (s, causes), o in others if not causes]
         reports = []
-        for suspicion, causes in blamed:
-            alone = unexplained.count(slots.ancestor("job", int(suspicion.slots[0]))) <= 1
+        for (suspicion, causes), since_start in zip(blamed, old, strict=True):
+            job = slots.ancestor("job", int(suspicion.slots[0]))
+            alone = sum(each == job and (since_start or not o) for each, o in unexplained) <= 1
             weight = self._weigh(suspicion, step, late, alone)
             level = decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
             since = int(self.slow.since[suspicion.slots][slow[suspicion.slots]].min())

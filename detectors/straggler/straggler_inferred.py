@@ -18,7 +18,7 @@ from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import members_mask, pop_members_mask
 from detectors.straggler.alarm_budget import list_alarms
-from detectors.straggler.blame import CORROBORATED, TENTH, Suspicion, Weight, decide_level, find_suspicions
+from detectors.straggler.blame import CORROBORATED, HARM, TENTH, Suspicion, Weight, decide_level, find_suspicions
 from detectors.straggler.gpu_placement import GpuPlacement
 from detectors.straggler.gpu_readings import (
     POLICY,
@@ -31,6 +31,7 @@ from detectors.straggler.gpu_readings import (
     ClockWatch,
     GpuReadings,
     describe_causes,
+    drop_small_cap,
     find_host_cause,
 )
 from detectors.straggler.job_pace import SENT
@@ -359,7 +360,8 @@ class StragglerInferred(Detector):
         column = np.arange(len(now.counted))
         found = self.readings.find_causes(placement, mine, peers, column, self.clocks, time)
         if side:
-            found = [cause for cause in found if cause.key == POLICY]
+            departs = float(np.abs(now.effect[side][mine]).max())
+            found = drop_small_cap([cause for cause in found if cause.key == POLICY], departs, HARM)
         if side == 2 and not suspicion.single:
             found += find_host_cause(*placement.nodes_of_job(int(mine[0])), self.pressure)
         return found

@@ -164,6 +164,17 @@ def test_a_slow_receiver_is_a_ticket_and_a_page_where_its_job_is_slowed(
     assert levels(run(fabric(), pausing("port:n3.p1", 0.3, 0.3, frames_only=frames_only))) == {"port:n3.p1": "page"}
 
 
+def test_pauses_that_spread_from_a_slow_receiver_to_its_leaf_blame_the_receiver_alone() -> None:
+    """A switch that is paused fills its buffers and pauses those that send to it."""
+
+    def spreading(fabric: Fabric, tick: int, growth: Values) -> None:
+        pausing("port:n3.p1", 0.11, 0.2)(fabric, tick, growth)
+        mine = fabric.leaf == fabric.leaf[fabric.port("port:n3.p1")]
+        growth["nic.rx_pause_duration"] = np.where(mine & (tick >= AT), 0.01, 0.0) * STEP * 1e6
+
+    assert levels(run(Fabric(roce=True, rails=False, jobs=JOBS), spreading)) == {"port:n3.p1": "page"}
+
+
 def test_a_receiver_that_was_slow_from_the_start_is_a_ticket() -> None:
     assert levels(run(Fabric(roce=True, jobs=JOBS), pausing("port:n3.p1", 0.05, since=0))) == {"port:n3.p1": "ticket"}
 

@@ -257,3 +257,21 @@ def test_a_counter_that_is_refreshed_less_often_than_read_is_not_a_stall():
         values = {"nic.state": np.ones(8), "nic.rx_bytes": total, "nic.tx_bytes": total}
         found += detector.observe({"nic": Frame(START + minute * 60 * SECOND, "nic", names, values, topology)})
     assert found == []
+
+
+@pytest.mark.parametrize(("fails", "expected"), [(False, set()), (True, {"page"})])
+def test_ports_of_one_job_that_stop_together_are_its_pause_unless_one_counts_failed_work(fails, expected):
+    """Nodes with one port each: a job of four nodes writes a checkpoint, another one on the same leaf goes on."""
+    ports, mine = tuple(f"port:n{i}.p0" for i in range(10)), np.arange(10) < 4
+    parents = {p: (f"node:n{i}", "leaf:l0") for i, p in enumerate(ports)} | {
+        f"gpu:n{i}.0": (f"node:n{i}",) for i in range(10)
+    }
+    ranks = {f"rank:{'ab'[i >= 4]}.{i}": (f"job:{'ab'[i >= 4]}", f"gpu:n{i}.0") for i in range(10)}
+    detector, site, total, found = LinkStall(), Topology({**parents, **ranks}), np.full(10, 1e12), []
+    for tick in range(120):
+        total = total + np.where(mine & (tick >= 60), 0.0, 4e10)
+        failed = np.where(np.arange(10) == 2, 20.0 * max(0, tick - 60) * fails, 0.0)
+        values = {"nic.state": np.ones(10), "nic.rx_bytes": total, "nic.tx_bytes": total, "nic.ack_timeouts": failed}
+        found += detector.observe({"nic": Frame(START + tick * STEP, "nic", ports, values, site)})
+    assert {f.level for f in found} - {"suspect"} == expected
+    assert bool(found) == fails

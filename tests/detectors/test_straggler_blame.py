@@ -226,7 +226,9 @@ def test_a_rank_that_is_slow_repeatedly_does_not_learn_that_as_usual(phase):
 def test_a_node_that_is_still_slow_after_its_cap_ended_pages():
     def change(tick, values, topology):
         slow_down(NODE, 1.1, SINCE)(tick, values, topology)
-        values["gpu"]["gpu.throttle_reasons"][NODE] = 4.0 * (SINCE <= tick < 2 * SINCE)
+        capped = SINCE <= tick < 2 * SINCE
+        values["gpu"]["gpu.throttle_reasons"][NODE] = 4.0 * capped
+        values["gpu"]["gpu.sm_clock"][NODE] /= 1.1 if capped else 1.0
 
     page = first(findings(change))
     assert page.entity == "node:n1"

@@ -223,3 +223,20 @@ def test_a_lower_limit_for_all_gpus_of_a_job_without_compute_times_makes_no_find
 
     case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=60)
     assert case.run_detector(StragglerInferred(), range(200)) == []
+
+
+@pytest.mark.parametrize("limit", [700.0, np.nan])
+def test_a_busy_gpu_at_its_limit_whose_peers_wait_is_found_without_compute_times(limit):
+    def instant(tick, broken, rng):
+        values = unhooked.healthy_values(tick, rng)
+        gpu, waits = values["gpu"], np.arange(unhooked.SIZE) != unhooked.GUILTY
+        gpu["gpu.power_limit"] = np.full(unhooked.SIZE, limit)
+        if broken:
+            gpu["gpu.sm_active"][waits] *= 0.8
+            gpu["gpu.power"][waits] *= 0.8
+            gpu["gpu.throttle_reasons"][~waits] = 4.0
+        return values, []
+
+    case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=60)
+    found = case.run_detector(StragglerInferred(), range(200))
+    assert {f.entity for f in found} == {unhooked.GPUS[unhooked.GUILTY]}

@@ -82,6 +82,17 @@ def test_a_rank_that_is_far_slower_from_its_first_sample_pages(seed, nodes, stag
     assert ticket.signals == ("rank.compute_time",)
 
 
+def test_a_rank_with_more_work_since_its_start_hides_no_rank_that_becomes_slow():
+    """A rank with a busy expert, for example."""
+    job = Job(5, 16)
+    job.times[17] *= 1.27
+    observer = Straggler()
+    run(job, 100, observer)
+    job.times[40] *= 1.35
+    found = loudest([f for f in run(job, 100, observer, first=100) if f.entity == "rank:7.40"])
+    assert found["rank:7.40"][0] == "page"
+
+
 @pytest.mark.parametrize(("slower", "level"), [(1.2, "ticket"), (1.8, "page")])
 def test_a_node_that_is_slow_from_its_first_sample_is_one_finding(slower, level):
     """Identical GPUs differ by 22 % at most: up to there it may be the spread of manufacture, or more work."""

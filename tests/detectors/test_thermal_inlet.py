@@ -32,6 +32,20 @@ def test_a_rack_with_warm_intake_air_is_a_ticket_and_never_a_page():
     assert found[-1].evidence["fans_faster"] == pytest.approx(0.8, abs=0.1)
 
 
+@pytest.mark.parametrize("of", [1, 2, 6])
+def test_the_inlets_of_a_rack_may_be_read_at_different_moments(of):
+    """BMCs are read in turn: each instant has a sixth of them."""
+    detector, graph, found = ThermalInlet(), topology(), []
+    for tick in range(600):
+        values = air(np.random.default_rng([tick, 2]), grown(tick, RACK == 2, 8.0), np.zeros(NODES))
+        absent = np.repeat(np.arange(NODES) % of != tick % of, 2)
+        values["sensor"] = {name: np.where(absent, np.nan, v) for name, v in values["sensor"].items()}
+        found += detector.observe(CASE.frames_of(tick, values, [], graph))
+    assert {f.entity for f in found} == {"rack:r2"}
+    assert len({f.onset for f in found}) == 1
+    assert found[-1].level == "ticket"
+
+
 @pytest.mark.slow
 def test_most_racks_of_a_row_are_reported_as_the_row():
     graph = topology(PER_RACK // 2)
