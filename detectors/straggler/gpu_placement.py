@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import kernel
 from detectors.base.cohorts import AncestorIndex
 from detectors.base.job_index import JobIndex
 from detectors.base.state import State, memory, notes
+from detectors.base.statistics import group_medians_of
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import find_nodes
 from pipeline.model.records import SECOND, Frame
@@ -27,7 +27,7 @@ standard deviation is the error of a median of seven."""
 MOST_OF_COHORT = 0.3
 """Share of a cohort on one side above which its median does not hold (Huber, Robust Statistics, 1981)."""
 _SPARE = 1024  # names of ended jobs that are kept before they are dropped together; chosen
-_ABSURD = 1e30  # no time, logarithm or counter is as large, and single precision ends soon above
+_ABSURD = 1e30  # no time, logarithm or counter is as large
 _REPORTS_FOR = 600 * SECOND
 """us after its last compute time during which a job counts as reporting them: longer than most checkpoints and
 evaluations; chosen."""
@@ -64,8 +64,6 @@ class Placement(State):
     cohorts: list[str] = field(default_factory=list, init=False, repr=False)
     pooled: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     lone: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
-    _order: Ints = field(default_factory=_no_ints, init=False, repr=False)
-    _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
     _known: dict[str, _Ancestors] = field(default_factory=dict, init=False, repr=False)
 
     def place(
@@ -89,8 +87,6 @@ class Placement(State):
         np.minimum.at(least, self.team, node)
         np.maximum.at(most, self.team, node)
         self.lone = ((least == most) & (most >= 0))[self.team]
-        self._order = np.argsort(self.team, kind="stable").astype(np.int32)[np.count_nonzero(self.team < 0) :]
-        self._first = np.append(0, np.cumsum(np.bincount(self.team[self.team >= 0]))).astype(np.int64)
 
     def build_cohorts(self, product: Ints, least: int) -> None:
         """Finds the cohort of each. product: number of the product; least: members of the smallest cohort."""
@@ -139,12 +135,9 @@ class Placement(State):
 
     def team_medians(self, values: Floats) -> Floats:
         """Returns (N,) median of each one's team; NaN without one."""
-        count, size = len(self._first) - 1, len(values)
-        median, spread = np.empty(count, np.float32), np.empty(count, np.float32)
-        outputs = np.empty(size + 1, np.float32), median, spread, np.empty(count, np.int32)
-        singles = np.where(np.abs(values) < _ABSURD, values, np.nan).astype(np.float32)
-        kernel.cohorts(singles, np.zeros(size, np.float32), self._order, self._first, *outputs)
-        return np.append(median, np.nan)[self.team].astype(np.float64)
+        known = np.where(np.abs(values) < _ABSURD, values, np.nan)
+        median = group_medians_of(known, self.team, int(self.team.max(initial=-1)) + 1)
+        return np.append(median, np.nan)[self.team]
 
     def others(self, slots: NDArray[np.intp], counted: Bools) -> NDArray[np.intp]:
         """Returns the counted members of the cohort of the first of `slots`, without those."""

@@ -37,6 +37,9 @@ _LASTS = 120 * SECOND  # us without a sample after which a rank is silent, not s
 _SPREADS = 4.0  # peers' standard deviations by which a rank that has no past must be slower: one in 30,000 is by chance
 _LONGEST = 0.02  # ln by which a rank may be quicker than the slowest stage and still be what the job waits for; chosen
 _NEWEST = 3  # newest steps that must be slow: else the person on call would find nothing. Chosen
+_DATED = 2
+"""Samples by which the slowdown of a node may be dated too early: sums rise by chance too. Without them a pause of five
+minutes, which a node has now and then, would be held for longer. Measured."""
 _BURST = 0.6
 """Share of what a slowdown costs now below which it cost so far: it grew, and counts for as long as the same loss takes
 at the present cost. Chosen: medians of ten steps lag."""
@@ -46,14 +49,15 @@ _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal 
 @dataclass
 class SlowTimes(State):
     """By slot. since: since when it is slow, 0 not (us).   lasted: s of steps in that time.   lost: s that it cost in
-    them.   rose: last time (us) at which its sum was 0.   offset: own normal where ranks of several stages are
-    compared.   accepted: ln of the slowdown that a person called no fault.   newest: departures from cohort and own
-    past.
+    them.   started: that time is one of slowness since its first sample, not of a change.   rose: last time (us) at
+    which its sum was 0.   offset: own normal where ranks of several stages are compared.   accepted: ln of the slowdown
+    that a person called no fault.   newest: departures from cohort and own past.
     """
 
     since: NDArray[np.int64] = memory(0, np.int64)
     lasted: Floats = memory(0.0)
     lost: Floats = memory(0.0)
+    started: Bools = memory(False, np.bool_)
     rose: NDArray[np.int64] = memory(0, np.int64)
     offset: Floats = memory(0.0)
     accepted: Floats = memory(0.0)
@@ -279,6 +283,9 @@ class Straggler(Detector):
         now = (late.cost > 0) & (self.slots.column >= 0)
         since, lasted, lost = slow.since[:size], slow.lasted[:size], slow.lost[:size]
         since[~now & ~silent] = 0
+        other = now & (slow.started[:size] != late.started)  # slow since its start, and slower for minutes
+        lasted[other], lost[other] = 0.0, 0.0
+        np.copyto(slow.started[:size], late.started, where=now)
         lasted += self.samples.passed * now
         lost += self.samples.passed * late.cost
         new = np.flatnonzero(now & (since == 0))
@@ -287,7 +294,8 @@ class Straggler(Detector):
             counted = np.array([int(bits).bit_count() for bits in self.samples.over[new]])
             first = time - np.maximum(counted - 1, 0) * gap
             since[new] = np.where(step.on[new], np.minimum(slow.rose[new], first), first)
-            lasted[new] = np.maximum(time - since[new] - gap, 0) / SECOND
+            begun = np.where(step.on[new], slow.rose[new], first)  # what was a little slower for long only changed then
+            lasted[new] = np.maximum(time - begun - gap, 0) / SECOND
             lost[new] = lasted[new] * late.cost[new]
             steps = self.samples.steps[new]  # found as soon as it is judged: slow in all of its steps
             early = late.started[new] & (steps <= LEARN + 2)
@@ -323,17 +331,19 @@ class Straggler(Detector):
         cost = float(late.cost[mine].max())
         held, at_this_cost = self.slow.lasted[own], self.slow.lost[own] / np.maximum(late.cost[own], 1e-9)
         held = np.where(at_this_cost < _BURST * held, at_this_cost, held)  # it began with a little
+        held -= 0 if suspicion.single else _DATED * self.samples.gap[own] / SECOND
         lasted = float(np.median(held)) if len(own) else 0.0  # one of a node may have paused before
         # of half a cohort the median is between both; and slower than the others, not than the median of all
         own = late.started[mine] | (self.slow.newest[mine].min(axis=1) >= cost / 3)
         apart = samples.newest(mine, _NEWEST) + late.behind[mine] - samples.typical(mine)
-        if not (own & ~(apart < cost / 2)).any():
-            cost = 0.0
+        if 2 * np.count_nonzero(own & ~(apart < cost / 2)) < len(mine):
+            cost = 0.0  # most of them are as fast as the others again
         of_job = samples.team[: len(step.on)][self.slots.numbers["job"] == self.slots.numbers["job"][mine[0]]]
         longest = float(np.nanmax(of_job)) if np.isfinite(of_job).any() else -np.inf
         times = samples.team[mine] + np.nan_to_num(late.behind[mine])
         waits = not np.nanmax(times, initial=np.inf) < longest - _LONGEST
-        started = bool(2 * np.count_nonzero(late.started[mine]) > len(mine))
+        slow = late.started[mine[self.slow.since[mine] > 0]]
+        started = bool(2 * np.count_nonzero(slow) >= len(slow) > 0)
         return Weight(cost, lasted, int(step.size[mine].max()) - 1, alone, waits, started)
 
     def _find_causes(self, suspicion: Suspicion, counted: Bools, time: int, cost: float) -> list[Cause]:

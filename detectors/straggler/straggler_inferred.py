@@ -98,11 +98,12 @@ class StragglerInferred(Detector):
     Page:
 
     - SM clock `delta` below normal, or below 0.8 of its peers' whatever it was before, by which the job loses 5 %: at
-      once with a throttle bit, or without any event reason that explains it; else after `hold` s.
-    - One GPU or node busier or less busy than its peers for `hold` s, since which the job has lost 10 %, no more than
-      five times what the part departs by, and no other part of it differs. 5 % after
-      three quarters of `hold` with tasks of its node that wait for processors. A busier node is a ticket: it is slow or
-      a stage with more work.
+      once with a throttle bit, or without any event reason that explains it; else after `hold` s. Under a power cap a
+      ticket: there clocks differ with the silicon.
+    - One GPU busier than its peers for `hold` s, since which the job has lost 10 %, no more than five times what the
+      part departs by, and no other part of it differs. A busier node is a ticket: it is slow or a stage with more work.
+    - A node less busy than its peers, with tasks that wait for processors, and a job that has lost 5 %: after three
+      quarters of `hold`. Without a visible reason a ticket.
 
     Ticket: the same for half of that loss. Suspect: any other GPU or node that differs from its peers. A power cap is
     what people set, so that it is no finding. GPUs of a job that reports compute times are left to the detector
@@ -348,8 +349,9 @@ class StragglerInferred(Detector):
             cost = max(loss, cost if causes else 0.0)
             held = held if causes else min(held, slow_for)  # the end of a phase is no loss that lasts
         peers = len(self.placement.others(mine, now.counted))
-        # a busier node is slow, or a stage with more work
-        weight = Weight(cost, held, peers, alone, waits=side != 1 or suspicion.single)
+        # a busier node is slow, or a stage with more work; one that waits shows no reason; under a cap clocks differ
+        waits = (np.median(self.readings.capped[mine]) < 0.5, suspicion.single, bool(causes))[side]
+        weight = Weight(cost, held, peers, alone, bool(waits))
         hold = _HOST * self.hold if any(cause.key == "cpu_pressure" for cause in causes) else self.hold
         return decide_level(suspicion, causes, weight, hold, self.ticket_hold)
 

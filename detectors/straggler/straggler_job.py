@@ -48,13 +48,14 @@ _BUSY = 0.9  # utilization of a GPU on which a kernel spins; NVML counts it as b
 _LOW = 0.5
 """Share of its usual power below which a GPU does not compute: a hang leaves 20 to 40 % (MegaScale and Minder show such
 traces), evaluations more than half. Chosen."""
-_SPINNING = 0.35
-"""The same share for a job that is watched for less than two hours, of which no pause is known yet: rollouts draw more.
-Chosen."""
-_PAUSING = 32  # newest jobs whose pauses are kept; chosen
-_NORMAL_SHARE = 0.8
+_SPINNING, _UNSURE = 0.35, 900.0
+"""The same share below which nothing else looks like a hang, and s for which one that draws more must last: evaluations
+and rollouts within nodes draw more as well. Not in the first two hours of a job, in which most pause once. Chosen."""
+_PAUSING = 32  # newest jobs that have ended whose pauses are kept; chosen
+_NORMAL_SHARE, _LEAST_JOBS = 0.95, 4
 """Share of jobs whose longest pause a new job's may reach before it hangs: a split conformal quantile (Vovk et al.,
-Algorithmic Learning in a Random World, 2005), from four jobs on. Chosen: the pages of one job in five are worth it."""
+Algorithmic Learning in a Random World, 2005), and the longest of all while fewer than 19 jobs are known. From four jobs
+on. Chosen: a false page for one job in twenty, once."""
 _OWN_PAUSE = 1.5  # times its own longest pause that a job may pause again; chosen
 _LONGEST_HANG = 3600.0
 """s from which no step is a hang wherever jobs pause: twice the longest default of PyTorch's watchdog, 30 min."""
@@ -62,10 +63,7 @@ _BEFORE = 120 * SECOND  # us before the last step in which a logged fault may ha
 _FATAL = ("xid", "sxid", "gpu_lost", "switch_state", "link_state")
 _TIMES = ("rank.step_time", "rank.compute_time", "rank.communication_time")
 _KEPT = 24 * 3600 * SECOND  # us after which a fault explains nothing; chosen
-_TITLES = {
-    "hang": ("hangs", ", GPUs at {:.0f} % of usual power"),
-    "stall": ("waits for data", ", I/O wait {:.0f} %"),
-}
+_TITLES = {"hang": ("hangs", ", GPUs at {:.0f} % of usual power"), "stall": ("waits for data", ", I/O wait {:.0f} %")}
 _SLOW = {
     "data": ("waits for data", "node.io_pressure", "tasks wait for I/O"),
     "network": ("in collectives", "rank.communication_time", "network"),
@@ -106,9 +104,10 @@ class StragglerJob(Detector):
     """Finds jobs that make no steps, or steps at least 10 % longer than before, with the cause.
 
     Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Of a job on several
-    nodes that reports no steps, the time since it last sent data counts, after its first two hours. For longer where
-    jobs paused like that and went on (rollouts, evaluations within nodes): 1.5 times the own longest pause, or that of
-    four in five jobs of the site, at most an hour. Page; a ticket for a job of one node, which sends nothing anyway.
+    nodes that reports no steps, the time since it last sent data counts, after its first two hours. 15 min if they draw
+    more than a third of their power. For longer where jobs paused like that and went on (rollouts, evaluations within
+    nodes): 1.5 times the own longest pause, or that of 19 in 20 jobs of the site, at most an hour. Page; for a job of
+    one node, which sends nothing anyway, a ticket after an hour.
     Neither if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends
     without help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for
     I/O on half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause:
@@ -201,21 +200,19 @@ class StragglerJob(Detector):
         if (gpus := self.newest.get("gpu")) is None:
             return holds
         slots, still = self.pace.jobs, self._still()
-        steps = {
-            job: (int(self.stepped_at[slot]), int(self.sampled_at[slot]))
-            for job, slot in slots.items()
-            if np.isfinite(self.step[slot])
-        }
+        reporting = {job: slot for job, slot in slots.items() if np.isfinite(self.step[slot])}
+        steps = {job: (int(self.stepped_at[slot]), int(self.sampled_at[slot])) for job, slot in reporting.items()}
         for job in self.activity.update(time, gpus, self.newest.get("nic"), steps):
             before = self.stuck.get(job.name, {"kind": "", "since": time, "moved_at": job.moved_at})
             if before["kind"] == "hang" and job.moved_at > before["moved_at"]:
-                longest = max(job.moved_at - before["moved_at"], self.pauses.pop(job.name, 0))
-                self.pauses = dict([*self.pauses.items(), (job.name, longest)][-_PAUSING:])
+                self.pauses[job.name] = max(job.moved_at - before["moved_at"], self.pauses.pop(job.name, 0))
             least = still[slots[job.name]] if job.reports else _STILL
             if time - job.moved_at >= least and time - job.seen_at <= OLD:
                 stuck[job.name] = before | {"moved_at": job.moved_at}
                 holds += self._judge_stuck(gpus, time, job, stuck[job.name])
         self.stuck = stuck
+        ended = set([name for name in self.pauses if name not in self.activity.jobs][:-_PAUSING])
+        self.pauses = {name: longest for name, longest in self.pauses.items() if name not in ended}
         return holds
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
@@ -248,13 +245,16 @@ class StragglerJob(Detector):
         self.sampled_at[sampled] = time
         self.step[moved], self.stepped_at[moved] = top[moved], time
 
-    def _hangs_after(self, name: str) -> float:
+    def _hangs_after(self, job: JobNow) -> float:
         """Returns the s without a step after which a job hangs, given pauses of this site."""
+        if len(job.nodes) == 1:  # no traffic is no sign of a hang: it never sends
+            return _LONGEST_HANG
         known = sorted(self.pauses.values())
-        rank = math.ceil(_NORMAL_SHARE * (len(known) + 1))
-        usual = known[rank - 1] if rank <= len(known) else 0
-        longest = max(usual, _OWN_PAUSE * self.pauses.get(name, 0)) / SECOND
-        return max(self.hang, min(longest, _LONGEST_HANG))
+        rank = min(math.ceil(_NORMAL_SHARE * (len(known) + 1)), len(known))
+        usual = known[rank - 1] if len(known) >= _LEAST_JOBS else 0
+        longest = max(usual, _OWN_PAUSE * self.pauses.get(job.name, 0)) / SECOND
+        least = self.hang if job.watts <= _SPINNING * job.usual_watts else max(_UNSURE, self.hang)
+        return max(least, min(longest, _LONGEST_HANG))
 
     def _still(self) -> Floats:
         """Returns (jobs,) us without a step after which each may be stuck."""
@@ -299,7 +299,7 @@ class StragglerJob(Detector):
             return []
         explanation = self._find_explanation(frame, job.name, job.nodes, onset)
         level: Level = "suspect"
-        patience = self._hangs_after(job.name) if kind == "hang" else self.stall
+        patience = self._hangs_after(job) if kind == "hang" else self.stall
         surely = not job.new or job.watts <= _SPINNING * job.usual_watts
         if job.seen_at - onset >= patience * SECOND and not explanation and surely:
             level = "page" if kind == "hang" and len(job.nodes) > 1 else "ticket"
@@ -312,6 +312,7 @@ class StragglerJob(Detector):
     ) -> Finding:
         share, (state, shows) = job.watts / job.usual_watts, _TITLES[kind]
         missing, rests = "step" if job.reports else "traffic", (time - job.moved_at) / SECOND
+        shows_it = "gpu.utilization" if kind == "hang" else "node.io_pressure"
         title = f"{state}, no {missing} for {rests / 60:.0f} min"
         shown = {"utilization": job.utilization, "power_share": share, "io_pressure": pressure}
         shown["bytes_per_second"] = job.bytes_per_second
@@ -321,10 +322,7 @@ class StragglerJob(Detector):
             due,
             score=rests,
             summary=pager_title(job.name, title + shows.format(100 * (share if kind == "hang" else pressure))),
-            signals=(
-                *("rank.step" if job.reports else SENT, "gpu.power"),
-                "gpu.utilization" if kind == "hang" else "node.io_pressure",
-            ),
+            signals=("rank.step" if job.reports else SENT, "gpu.power", shows_it),
             clears="it makes a step" if job.reports else "it sends data",
             compared=Comparison(job.watts, job.usual_watts, None, "own past", 0, 1 - share, "W"),
             cause=kind,

@@ -186,11 +186,12 @@ class GpuInstruments(State):
         temperature, memory_k = frame["gpu.temperature"], frame["gpu.memory_temperature"]
         steps = self.stuck_heat.quantum[: len(calm)]
         heat = self.noise_heat.step(temperature, _NOISE["gpu.temperature"], RATIO["gpu.temperature"], calm, steps)
-        power = self.noise_power.step(watts, _NOISE["gpu.power"], RATIO["gpu.power"], calm)
+        rounds = np.exp(-watts) * self.stuck_power.quantum[: len(calm)]  # of its logarithm: 5 W are much of an idle GPU
+        power = self.noise_power.step(watts, _NOISE["gpu.power"], RATIO["gpu.power"], calm, rounds)
         memory_times, _ = self.noise_memory.step(memory_k, _NOISE["gpu.temperature"], np.inf, quantum=steps)
         floor = np.fmax(_NOISE["gpu.temperature"], np.nan_to_num(ROUNDS * steps))
         floor = np.fmax(floor, _RISE_K * self.noise_power.now[: len(calm)])
-        of_power = np.full(len(calm), _NOISE["gpu.power"])
+        of_power = np.fmax(_NOISE["gpu.power"], np.nan_to_num(ROUNDS * rounds))
         for signal, (times, held), others, now, least in (
             ("gpu.temperature", heat, np.fmax(power[0], memory_times), self.noise_heat.now, floor),
             ("gpu.power", power, heat[0], self.noise_power.now, of_power),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.straggler.job_throughput import JobNow
 from detectors.straggler.straggler_job import StragglerJob
 from pipeline.model.records import SECOND, Event
 from tests.detectors.cases.case import at_known_site
@@ -158,15 +159,44 @@ def test_a_hang_far_longer_than_a_jobs_pauses_pages():
     assert CASE.time(200) + 600 * SECOND <= max(f.time for f in found)
 
 
-def test_a_new_job_may_pause_as_long_as_four_in_five_jobs_of_its_site():
+def seen(name, nodes=2, watts=180.0):
+    """A job that makes no step, at a power out of 600 W."""
+    names = tuple(f"node:n{n}" for n in range(nodes))
+    return JobNow(name, names, 0, 0, True, False, 1.0, watts, 600.0, 0.0)
+
+
+def test_a_new_job_may_pause_as_long_as_19_in_20_jobs_of_its_site():
     detector = StragglerJob()
     detector.pauses = {f"job:{n}": n * 100 * SECOND for n in range(5, 9)}
-    assert detector._hangs_after("job:new") == 800.0
-    assert detector._hangs_after("job:8") == 1200.0
+    assert detector._hangs_after(seen("job:new")) == 800.0, "the longest of few"
+    assert detector._hangs_after(seen("job:8")) == 1200.0
+    detector.pauses = {f"job:{n}": (390 + n) * SECOND for n in range(39)} | {"job:odd": 3000 * SECOND}
+    assert detector._hangs_after(seen("job:new")) == 428.0, "one odd job does not decide"
     detector.pauses = {f"job:{n}": 3 * 3600 * SECOND for n in range(9)}
-    assert detector._hangs_after("job:new") == 3600.0, "where jobs pause for hours"
+    assert detector._hangs_after(seen("job:new")) == 3600.0, "where jobs pause for hours"
     detector.pauses = {"job:1": 900 * SECOND}
-    assert detector._hangs_after("job:new") == detector.hang, "one job says nothing of others"
+    assert detector._hangs_after(seen("job:new")) == detector.hang, "one job says nothing of others"
+
+
+def test_the_pauses_of_a_running_job_are_known_however_many_others_paused_since():
+    detector = StragglerJob()
+    findings(pausing((60, 30)), 120, detector)
+    detector.pauses |= {f"job:gone{n}": 400 * SECOND for n in range(100)}
+    findings(pausing((60, 30)), 120, detector)
+    assert "job:7" in detector.pauses
+    assert len(detector.pauses) == 33, "those of the newest 32 jobs that have ended"
+
+
+def test_a_job_that_draws_more_than_a_third_of_its_power_hangs_after_fifteen_minutes():
+    found = findings(lambda tick, values: stop_steps(tick, values, 260.0), 240, long_watched("page"))
+    page = min(f.time for f in found if f.level == "page")
+    assert 900 <= (page - CASE.time(SINCE - 1)) / SECOND <= 960, "evaluations draw as much, and are shorter"
+
+
+def test_a_job_of_one_node_hangs_after_an_hour_since_it_never_sends():
+    detector = StragglerJob()
+    assert detector._hangs_after(seen("job:small", nodes=1)) == 3600.0
+    assert detector._hangs_after(seen("job:large")) == detector.hang
 
 
 def test_a_job_that_ends_within_five_minutes_is_not_a_hang():

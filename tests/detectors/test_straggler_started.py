@@ -101,6 +101,19 @@ def test_a_node_that_is_slow_from_its_first_sample_is_one_finding(slower, level)
     assert {e: level for e, (level, _) in loudest(run(job, HOUR)).items()} == {"node:n2": level}
 
 
+def test_a_node_slow_since_its_start_does_not_page_because_it_was_slower_for_minutes():
+    """19 % may be the spread of manufacture: what it paused for says nothing of the rest."""
+    job = Job(5, 6)
+    job.times[16:24] *= 1.19
+    detector = Straggler()
+    run(job, 100, detector)
+    job.times[16:24] *= 1.2
+    found = run(job, 15, detector, 100)
+    job.times[16:24] /= 1.2
+    found += run(job, 100, detector, 115)
+    assert "page" not in {f.level for f in found}, "a ticket at most"
+
+
 @pytest.mark.parametrize("clock", [0.5, 0.75])
 def test_a_clock_far_below_that_of_its_stage_from_the_start_is_a_page(clock):
     job = Job(6, 4, 2)

@@ -275,6 +275,39 @@ def test_a_core_that_varies_with_its_power_is_not_noisy_however_coarse_it_is(pla
     assert plant.run(swarm, end=600) == set()
 
 
+def test_the_meter_of_an_idle_gpu_that_toggles_by_its_rounding_step_is_not_noisy(plant):
+    """It rounds to 5 W: little of 640 W, and a ninth of 45."""
+    between, before = np.random.default_rng(8), plant.values
+
+    def idle(tick):
+        values = before(tick)
+        values["gpu"]["gpu.power"] = np.full(32, 45.0)
+        values["gpu"]["gpu.temperature"], values["gpu"]["gpu.memory_temperature"] = np.full(32, 35.0), np.full(32, 44.0)
+        return values
+
+    def toggles(values, tick):
+        values["gpu"]["gpu.power"][9] += 5 * between.integers(0, 2)
+
+    plant.values = idle
+    assert plant.run(toggles, end=520) == set()
+
+
+def test_a_coarse_meter_that_varies_alone_under_load_is_noisy(plant):
+    between, before = np.random.default_rng(8), plant.values
+
+    def noisy(values, tick):
+        values["gpu"]["gpu.power"][9] *= 1 + 0.3 * between.standard_normal()
+
+    plant.values = lambda tick: _coarse(before(tick))
+    assert (GPUS[9], "gpu.power", "noisy") in plant.run(noisy, end=440)
+
+
+def _coarse(values):
+    """Power of a meter that averages, and rounds to 5 W."""
+    values["gpu"]["gpu.power"] = np.full(32, 5 * np.rint(np.mean(values["gpu"]["gpu.power"]) / 5))
+    return values
+
+
 def test_after_announced_service_a_small_offset_is_learned(plant):
     def offset(values, tick):
         values["gpu"]["gpu.temperature"][9] += 2
