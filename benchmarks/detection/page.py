@@ -40,7 +40,7 @@ certification reports other worlds. What judged has the {by}.
 - The page budget is off: it would hide false pages by lowering the detector that sends them.
 - In the raised suite false pages are far more frequent, as are faults: see the table of false pages.
 """
-COMMITS: Mapping[str, str] = {"59e77e9365df977a": "d26960940bdb17902564e139783cbcd9ceb0af3b"}
+COMMITS: Mapping[str, str] = {}
 """Fingerprint of certified code -> a commit that has it, to run it again."""
 _ABLATIONS = """## What each part of the method is worth
 
