@@ -45,6 +45,9 @@ NVML's rounding. Chosen."""
 _MISSED = 3  # readings in a row that are missing after which the power is not known; chosen
 _SMOOTH = 0.15  # gain, as of the kernel's effect
 _UNDER_CAP = 0.9  # smoothed share of its time that a GPU spends under a cap that does not come and go; chosen
+_BETWEEN = 2.5
+"""Times the fall of the clock, a mean over computing and waiting, that a power cap slows a GPU at most: the boards of a
+training job are at their limit in less than half of the readings. Chosen."""
 _NODES = 3  # nodes that throttle: two may coincide; chosen
 _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
 PRESSED, TIMES = 0.10, 3.0
@@ -272,9 +275,9 @@ def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> lis
 def drop_small_cap(causes: Sequence[Cause], cost: float, least: float) -> list[Cause]:
     """Returns the causes without a power cap that leaves `least` of a slowdown unexplained. cost, least: ln.
 
-    A cap slows a GPU by no more than it lowers its clock.
+    A cap slows a GPU by what it lowers its clock while it computes: clocks are also read between, where caps cost none.
     """
-    return [c for c in causes if c.key != POLICY or c.value >= 1 or cost + np.log1p(-c.value) < least]
+    return [c for c in causes if c.key != POLICY or c.value >= 1 or cost + _BETWEEN * np.log1p(-c.value) < least]
 
 
 def describe_causes(found: Sequence[Cause]) -> str:

@@ -37,9 +37,6 @@ _LASTS = 120 * SECOND  # us without a sample after which a rank is silent, not s
 _SPREADS = 4.0  # peers' standard deviations by which a rank that has no past must be slower: one in 30,000 is by chance
 _LONGEST = 0.02  # ln by which a rank may be quicker than the slowest stage and still be what the job waits for; chosen
 _NEWEST = 3  # newest steps that must be slow: else the person on call would find nothing. Chosen
-_DATED = 2
-"""Samples by which the slowdown of a node may be dated too early: sums rise by chance too. Without them a pause of five
-minutes, which a node has now and then, would be held for longer. Measured."""
 _BURST = 0.6
 """Share of what a slowdown costs now below which it cost so far: it grew, and counts for as long as the same loss takes
 at the present cost. Chosen: medians of ten steps lag."""
@@ -50,8 +47,8 @@ _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal 
 class SlowTimes(State):
     """By slot. since: since when it is slow, 0 not (us).   lasted: s of steps in that time.   lost: s that it cost in
     them.   started: that time is one of slowness since its first sample, not of a change.   rose: last time (us) at
-    which its sum was 0.   offset: own normal where ranks of several stages are compared.   accepted: ln of the slowdown
-    that a person called no fault.   newest: departures from cohort and own past.
+    which it was not slower than usual.   offset: own normal where ranks of several stages are compared.   accepted: ln
+    of the slowdown that a person called no fault.   newest: departures from cohort and own past.
     """
 
     since: NDArray[np.int64] = memory(0, np.int64)
@@ -165,9 +162,7 @@ class Straggler(Detector):
         numbers, names = self.kinds(frame)
         kinds = np.append(numbers, -1).astype(np.int32)[slots.column], names
         step = self.streams.step(values - offset, slots.groups, time, learned, kinds)
-        self._record_newest(values - offset - step.median - self.streams.cells[kernel.BASELINE, : len(slots)])
-        rose = self.slow.rose[: len(slots)]
-        np.copyto(rose, time, where=step.judged & ((self.streams.cells[kernel.UP, : len(slots)] <= 0) | (rose == 0)))
+        self._record_newest(values - offset - step.median - self.streams.cells[kernel.BASELINE, : len(slots)], time)
         silent = self.samples.is_silent(time, _LASTS)[: len(slots)] | ~working
         if gpus is not None and "gpu.sm_clock" in gpus.values:
             self.clocks.step(slots.of_gpus(gpus["gpu.sm_clock"]), slots.groups, time, working & ~silent, kinds)
@@ -242,10 +237,11 @@ class Straggler(Detector):
         offset[young] += (values[young] - offset[young]) / np.maximum(count[young], 1)
         return np.where(pooled, offset, 0.0), np.asarray(~pooled | (count > LEARN))
 
-    def _record_newest(self, departure: Floats) -> None:
-        """Adds the newest departures from own past and cohort."""
-        known = np.flatnonzero(np.isfinite(departure))
+    def _record_newest(self, departure: Floats, time: int) -> None:
+        """Adds the newest departures from cohort and own past, which show since when a rank is slow."""
+        known, rose = np.flatnonzero(np.isfinite(departure)), self.slow.rose[: len(departure)]
         self.slow.newest[known, self.samples.steps[known] % _NEWEST] = departure[known]
+        np.copyto(rose, time, where=(departure < HARM / 2) | (rose == 0))
 
     def _measure_lateness(self, step: Step, near: Bools) -> Lateness:
         """Compares the ranks that may be slow with the others of their team. near: (S,) may be far behind."""
@@ -293,8 +289,9 @@ class Straggler(Detector):
             gap = self.samples.gap[new]
             counted = np.array([int(bits).bit_count() for bits in self.samples.over[new]])
             first = time - np.maximum(counted - 1, 0) * gap
-            since[new] = np.where(step.on[new], np.minimum(slow.rose[new], first), first)
-            begun = np.where(step.on[new], slow.rose[new], first)  # what was a little slower for long only changed then
+            # what was a little slower than its team before only changed then
+            begun = np.where(late.started[new], first, slow.rose[new])
+            since[new] = np.where(step.on[new], np.minimum(begun, first), begun)
             lasted[new] = np.maximum(time - begun - gap, 0) / SECOND
             lost[new] = lasted[new] * late.cost[new]
             steps = self.samples.steps[new]  # found as soon as it is judged: slow in all of its steps
@@ -331,7 +328,6 @@ class Straggler(Detector):
         cost = float(late.cost[mine].max())
         held, at_this_cost = self.slow.lasted[own], self.slow.lost[own] / np.maximum(late.cost[own], 1e-9)
         held = np.where(at_this_cost < _BURST * held, at_this_cost, held)  # it began with a little
-        held -= 0 if suspicion.single else _DATED * self.samples.gap[own] / SECOND
         lasted = float(np.median(held)) if len(own) else 0.0  # one of a node may have paused before
         # of half a cohort the median is between both; and slower than the others, not than the median of all
         own = late.started[mine] | (self.slow.newest[mine].min(axis=1) >= cost / 3)
