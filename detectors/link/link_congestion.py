@@ -278,7 +278,7 @@ class LinkCongestion(Detector):
     share: float = 0.5
     ports: int = 6
     hold: float = 600.0
-    least_load: float = 0.005
+    least_load: float = 0.02  # below, requests of users decide what a port sends, not a collective; chosen
     pause_hold: float = 300.0
 
     traffic: PortTraffic = part(PortTraffic, kept=True)
@@ -385,16 +385,15 @@ class LinkCongestion(Detector):
             elif size[group] >= self.ports:
                 self.crowded.pop(leaf, None)
 
-    def _has_pausing_port(self, ports: NDArray[np.intp], groups: Members) -> bool:
-        """Returns whether a port of the same leaf, or of a job of these ports, pauses its switch."""
-        pausing = np.flatnonzero(self.traffic.pausing[: len(groups[0])] > 0)
-        return any(bool(np.isin(of[pausing], of[ports]).any()) for of in groups[:2])
+    def _has_pausing_port(self, ports: NDArray[np.intp]) -> bool:
+        """Returns whether a port of the leaf pauses it: those beside it are paused more than their job elsewhere is."""
+        return bool((self.traffic.pausing[ports] > 0).any())
 
     def _update_leaf(self, frame: Frame, leaf: str, ports: NDArray[np.intp], over: Bools, groups: Members) -> None:
         """Notes how crowded a leaf is in this minute."""
         traffic, counts = self.traffic, over[:, ports].sum(axis=1)
         kind = int(np.argmax(counts[:_LESS])) if counts[:_LESS].max() * 2 >= counts[_LESS] else _LESS
-        if kind == _PAUSED and self._has_pausing_port(ports, groups):
+        if kind == _PAUSED and self._has_pausing_port(ports):
             self.crowded.pop(leaf, None)  # a slow receiver: pauses spread from its switch to those that send to it
             return
         mine, excess = ports[over[kind, ports]], traffic.excess[:, ports]

@@ -121,6 +121,16 @@ def test_idle_ports_are_not_judged() -> None:
     assert run_detector(idle) == []
 
 
+@pytest.mark.parametrize(("load", "levels"), [(0.01, set()), (0.03, {"suspect", "ticket"})])
+def test_ports_that_carry_a_percent_of_their_line_are_not_judged(load: float, levels: set[str]) -> None:
+    """Requests of users decide what they send, each node its own: half a leaf may send less. Usual here is a tenth."""
+
+    def slow(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: v if name == "nic.speed" else np.floor(v * load / 0.1) for name, v in values.items()}
+
+    assert {f.level for f in run_detector(slow)} == levels
+
+
 def test_congestion_that_ends_is_no_longer_reported() -> None:
     end = FAULT + 90
 
