@@ -93,7 +93,7 @@ def test_the_numbers_of_the_evidence_agree_and_the_spread_is_in_seconds():
         assert seen["effect"] >= 0.015
         assert seen["value"] / seen["expected"] - 1 == pytest.approx(seen["effect"], abs=1e-6)
         assert seen["slowdown"] - 1 == pytest.approx(seen["effect"], abs=1e-3)
-        assert 0.005 <= seen["spread"] / seen["expected"] <= 0.04
+        assert 0.005 <= seen["spread"] / seen["expected"] <= 0.06, "as a share it would be a thousandth of that"
 
 
 def late_learners(slow, ticks, detector=None, nodes=(0, 1, 2)):
