@@ -142,6 +142,7 @@ class Cluster(DaemonCluster):
         """Starts a node again, and waits until it registers. `-b`: its slurmd says that the machine has just booted."""
         before = read_slurmd_start(self.run, node)
         self._daemons.kill(node)
+        until(lambda: before == "None" or time.strftime("%Y-%m-%dT%H:%M:%S") > before)  # Slurm knows seconds
         self._start_slurmd(node, *options)
         until(lambda: read_slurmd_start(self.run, node) not in (before, "None"), REGISTER_S)
 

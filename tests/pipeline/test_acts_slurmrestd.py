@@ -44,6 +44,8 @@ def site(cluster: slurm_rest.RestCluster, tmp_path: Path) -> Iterator[Site]:
     for node in ("gpu001", "gpu002"):
         if "drain" in cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T"):
             cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    # `idle*` is out of service
+    until(lambda: all(state_of(cluster, node).split()[0].isalpha() for node in ("gpu001", "gpu002")), 60)
     token = tmp_path / "token"
     token.write_text(cluster.token())
     with closing(Database(tmp_path / "store.duckdb")) as database:
