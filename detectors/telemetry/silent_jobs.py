@@ -242,7 +242,7 @@ class SilentJobs(State):
         if ended:
             return JobVerdict("ended", ended[-1])
         mine = [job for job in mine if self._jobs[job]["ended"] is None]
-        places = self._places(self._ranks or self._all_ranks(topology), topology)
+        places = self._places_in(topology)
         here = places.jobs.get(node, [])
         if moved := [job for job in mine if job in places.ranks and job not in here]:
             return JobVerdict("ended", moved[-1])  # its ranks run elsewhere since, though no end was reported
@@ -268,25 +268,29 @@ class SilentJobs(State):
 
     def _stops(self, job: str, since: int, time: int, places: _RankPlaces) -> bool:
         """Returns whether the other nodes of a job without steps stopped work and traffic as a node fell silent."""
-        mine = np.array(self._reporting_nodes(job, places), np.intp)
+        mine = self._reporting_nodes(job, places)
         return self.activity.stopped(mine, since, time, self._last.interval())
 
     def supplied(self, node: str, since: int, job: str, topology: Topology) -> str:
         """Returns whether the host of a silent node is "alive" or "dead" as its supplies show, "" if unknown."""
-        places = self._places(self._ranks or self._all_ranks(topology), topology)
-        mates = np.array(self._reporting_nodes(job, places), np.intp)
+        mates = self._reporting_nodes(job, self._places_in(topology))
         return self.activity.supplied(list(self._last.names("node")).index(node), since, mates)
 
     def reports_elsewhere(self, job: str, topology: Topology) -> bool:
         """Returns whether a node of a job reports: what a silent one did to the job would show there."""
-        return bool(self._reporting_nodes(job, self._places(self._ranks or self._all_ranks(topology), topology)))
+        return len(self._reporting_nodes(job, self._places_in(topology))) > 0
 
-    def _reporting_nodes(self, job: str, places: _RankPlaces) -> list[int]:
+    def _places_in(self, topology: Topology) -> _RankPlaces:
+        """Returns the places of the ranks that are known to run, else of all in the topology."""
+        return self._places(self._ranks or self._all_ranks(topology), topology)
+
+    def _reporting_nodes(self, job: str, places: _RankPlaces) -> NDArray[np.intp]:
         nodes = set(self._jobs.get(job, {"nodes": {}})["nodes"]) or {
             n for n, jobs in places.jobs.items() if job in jobs
         }
         reporting = self._last.reporting("node")
-        return [i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i]]
+        found = (i for i, name in enumerate(self._last.names("node")) if name in nodes and reporting[i])
+        return np.fromiter(found, np.intp)
 
     def ended_since(self, node: str, time: int) -> bool:
         """Returns whether a job on a node ended at `time` or later, within the last hour."""

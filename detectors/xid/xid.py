@@ -83,7 +83,7 @@ class Xid(Detector):
 
     cases: dict[str, Case] = notes()
     conditions: OpenConditions = notes()
-    links: list[str] = notes(list)  # NVLinks are read, so that the detector link_nvlink judges them: not empty
+    reads_nvlinks: bool = notes(bool)  # so that the detector link_nvlink judges them
     odd: NDArray[np.int8] = memory(0, np.int8)  # frames in a row in which the driver reported a fault
     action: NDArray[np.float64] = memory(0.0)
     gates: Gates = part(Gates)
@@ -101,8 +101,7 @@ class Xid(Detector):
             return []
         time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
         self.gates.update(frames)
-        if not self.links and "nvlink" in frames and len(frames["nvlink"].entities):
-            self.links.append("nvlink")
+        self.reads_nvlinks |= "nvlink" in frames and len(frames["nvlink"].entities) > 0
         found: list[Finding] = []
         for event in sorted(events_of(frames, *_KINDS), key=lambda e: (e.time, e.entity, e.kind)):
             found += self._apply_event(event, topology, time)
@@ -220,7 +219,7 @@ class Xid(Detector):
             if code is not None:
                 xid_cases.add_xid(case, code, event.data, self._site_levels)
                 case["place"] = levels.faulty_unit(event) or case["place"]
-                if code in levels.NVLINK and not self.links:
+                if code in levels.NVLINK and not self.reads_nvlinks:
                     xid_cases.add_link_message(case, event.time, _LINK_AGAIN)
             case["job"] = self._jobs.job_on(event.entity, topology) or case["job"]
         return []

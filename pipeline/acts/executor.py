@@ -120,7 +120,7 @@ class Executor:
             log.warning("act %s: %s", act.id, error)
             self._wait(act, str(error))
             self._fail_if_overdue(act, str(error), GIVE_UP_S, ("executing", "verifying"))
-        except Exception as error:  # a fault of ours, or an answer of a scheduler that nobody knew
+        except Exception as error:  # a fault of ours, or an unknown answer of a scheduler
             log.exception("act %s", act.id)
             said = f"an error of the executor, see its log: {error!r}"
             self._wait(act, said)

@@ -157,7 +157,7 @@ _ALWAYS: tuple[Guard, ...] = (_known, _state_age, _one_act, _excluded, _rate)
 
 
 def _foreign(q: Question) -> GuardResult:
-    """A node that somebody took out of service keeps its state and reason."""
+    """A node that was taken out of service keeps its state and reason."""
     foreign = [f"{n.name}: {n.reason or n.state}" for n in q.nodes if n.is_taken and n.mark != q.act.mark]
     return GuardResult("in_service", _some(foreign) or "in service", "not out of service already", not foreign)
 

@@ -27,7 +27,7 @@ class SchedulerNode:
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody took it out of service, here or elsewhere."""
+        """Whether it was taken out of service, here or elsewhere."""
         return self.out and not self.absent
 
     @property

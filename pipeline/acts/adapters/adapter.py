@@ -39,7 +39,7 @@ class NotYet(FleetpulseError):  # noqa: N818 - reads as the state it names
 
 
 class Immediate:
-    """What an adapter inherits whose commands end at once, at a scheduler that shows what was done."""
+    """What an adapter inherits whose commands end immediately, at a scheduler that shows what was done."""
 
     repeatable: frozenset[Verb] = frozenset({"hold", "release", "evict"})
     saved_after_s: float = 0.0

@@ -27,7 +27,7 @@ TIMEOUT_S = 4 * 3600.0
 """Time limit of one program (s): `dcgmi diag -r 4` takes one to two hours on a node of 8 GPUs. Chosen."""
 SHORT_S = 2.0
 """How long the executor waits for the end of a program that it just started, if no other runs, before it goes on (s).
-Chosen: most programs end at once."""
+Chosen: most programs end immediately."""
 KEPT = 4000
 """Characters of the output that are kept: its end. Chosen."""
 

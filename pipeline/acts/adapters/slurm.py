@@ -33,7 +33,7 @@ OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
 ENDED = ("Invalid job id", "already completing or completed", "Job is pending execution")
-"""Answers about a job that ended meanwhile, or was requeued at another node of the act: it no longer runs."""
+"""Answers about a job that has ended, or was requeued at another node of the act: it no longer runs."""
 MUST_REGISTER = "has not registered at slurmctld; its slurmd must run before it is resumed"
 REBOOT_NOTE = " : reboot"
 """How what Slurm adds to the reason of a node that it reboots begins ("reboot issued", "reboot complete")."""
