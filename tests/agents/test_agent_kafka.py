@@ -130,10 +130,12 @@ def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_
     if frozen:
         own_broker.thaw()
     assert sum("kafka:" in line for line in lines) == 1, lines
-    # beside other tests: the disk of a busy machine may be slow for a while, and jobs of a real Slurm start and end
-    known = (" collector ", " agent: ", " kafka: ", " disk: ", " job_start ", " job_end ")
+    # beside other tests: the disk of a busy machine may be slow for a while, also for the last messages, and jobs of a
+    # real Slurm start and end
+    slow_disk = (" disk: ", " spool: disk does not respond")
+    known = (" collector ", " agent: ", " kafka: ", " job_start ", " job_end ", *slow_disk)
     assert all(any(word in line for word in known) for line in lines), "".join(lines)
-    assert sum(" disk: " in line for line in lines) <= 2, "".join(lines)
+    assert sum(any(word in line for word in slow_disk) for line in lines) <= 3, "".join(lines)
 
 
 def test_with_transport_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None:
