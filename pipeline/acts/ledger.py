@@ -76,6 +76,16 @@ def load_act(cursor: duckdb.DuckDBPyConnection, id_: str) -> Act:
     return parse_act(json.loads(found[0]))
 
 
+def load_diagnostics(cursor: duckdb.DuckDBPyConnection, targets: Sequence[str]) -> list[Act]:
+    """Returns all diagnostics of any of the nodes that passed or failed, newest first."""
+    rows = cursor.execute(
+        """SELECT document FROM acts WHERE verb = 'diagnose' AND state IN ('verified', 'failed')
+           AND list_has_any(targets, $1::VARCHAR[]) ORDER BY created DESC, id""",
+        [list(targets)],
+    ).fetchall()
+    return [parse_act(json.loads(text)) for (text,) in rows]
+
+
 def find_by_key(cursor: duckdb.DuckDBPyConnection, key: str) -> Act | None:
     """Returns the act that a request with this idempotency key made."""
     found = cursor.execute("SELECT document FROM acts WHERE key = $1", [key]).fetchone()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-import duckdb
-
-from pipeline.acts import ledger
 from pipeline.acts.act import Act
 from pipeline.acts.board import Board
 from pipeline.acts.guards import Facts
 from pipeline.api.heatmap import select_current
 from pipeline.commands.link_soak import Soak, is_soak, judge_soak
 from pipeline.commands.service import PipelineService
-from pipeline.engine.act_facts import FactSource, find_held_since
+from pipeline.engine.act_facts import FactSource
 from pipeline.engine.engine import Engine
 from pipeline.model.entity_names import TITLE_LENGTH
 from pipeline.model.errors import Refused
@@ -24,13 +20,8 @@ from pipeline.model.records import SECOND, Finding
 from pipeline.model.signals import CATALOGUE
 
 RECOVERY = CATALOGUE["gpu.recovery_action"]
-CANARY = "canary right"
-"""What the facts say of a node whose check is a canary."""
 WAIT_FOR_VALUES = 120 * SECOND
 """How long the last values of a link soak are waited for (us). Chosen: two samples of slow agents."""
-_WRONG = """
-SELECT 1 FROM events WHERE kind = 'digest' AND node = $1 AND time >= make_timestamptz($2::BIGINT)
-AND coalesce(data ->> '$.wrong', '0') <> '0' LIMIT 1"""
 RECOVERY_AGE = 86_400 * SECOND
 """Age of a recovery action beyond which it is unknown (us). Silence is no recovery, and a repaired node sends values
 within seconds. Chosen: a day, so that a GPU that was removed does not block its node for long."""
@@ -63,9 +54,7 @@ def make_board(service: PipelineService, require_engine: Callable[[], Engine]) -
 
     def collect(act: Act) -> Facts:
         read = lambda names: read_recovery(service, names)  # noqa: E731
-        found = FactSource(require_engine(), service.config.acts, read).collect(act)
-        with contextlib.closing(service.database.cursor()) as cursor:
-            return drop_wrong_canaries(cursor, found)
+        return FactSource(require_engine(), service.config.acts, read).collect(act)
 
     def notify(title: str, text: str) -> None:
         engine, now = require_engine(), service.clock()
@@ -82,17 +71,6 @@ def make_board(service: PipelineService, require_engine: Callable[[], Engine]) -
     )
     board.judge = judge
     return board
-
-
-def drop_wrong_canaries(cursor: duckdb.DuckDBPyConnection, facts: Facts) -> Facts:
-    """Returns the facts without the check by canaries of nodes on which a canary was wrong since the hold."""
-    wrong = set()
-    for name, check in facts.checks.items():
-        if check == CANARY and name in facts.held:
-            since = find_held_since(cursor, {name: ledger.load_act(cursor, facts.held[name])})[name]
-            if cursor.execute(_WRONG, [name, since]).fetchone():
-                wrong.add(name)
-    return replace(facts, checks={name: check for name, check in facts.checks.items() if name not in wrong})
 
 
 def count_nodes(service: PipelineService) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import duckdb
 
@@ -10,21 +10,17 @@ from pipeline.acts import ledger
 from pipeline.acts.act import POLICY, Act
 from pipeline.acts.guards import Facts
 from pipeline.config.acts import Acts
+from pipeline.engine.act_checks import find_checks
 from pipeline.engine.engine import Engine
 from pipeline.model.records import SECOND
 from pipeline.model.topology import kind_of
 
-Diagnostic = tuple[Act, int]
-"""A diagnostic that ended, and when it began to run (UTC us)."""
 RECENT = 600 * SECOND
 """Window of the guard `acts_per_10_minutes` (us)."""
 SINGLE = frozenset(
     {"gpu", "node", "port", "nic", "nvlink", "cpu", "disk", "dimm", "psu", "bmc", "sensor", "job", "rank"}
 )
 """Kinds of causes that are one node or less, or no hardware: they need no plan for a group."""
-_CHECKS = """
-SELECT DISTINCT kind FROM events
-WHERE kind = 'digest' AND node = $1 AND time >= make_timestamptz($2::BIGINT) AND (data ->> '$.wrong') = '0'"""
 _CHECKPOINTS = """
 SELECT DISTINCT split_part(entity, ':', 2) FROM events
 WHERE kind = 'checkpoint' AND time >= make_timestamptz($1::BIGINT)"""
@@ -50,14 +46,14 @@ class FactSource:
             silent = frozenset(name for name in names if not engine.has_telemetry(f"node:{name}"))
             racks, domains = self._group("rack", names), self._group("chassis", names)
             running = self._list_running(names) if waits else {}
+            gpus = {name: self._list_gpus(name) for name in names}
         connection = engine.database.connection
         with engine.database.lock:
             acts = ledger.load_acts(connection, only_open=True)
             recent = ledger.count_steps(connection, ["executing"], engine.clock() - RECENT, besides=act.id)
             held = {target.partition(":")[2]: other for other in acts for target in other.held}
             begun = find_held_since(connection, {name: held[name] for name in names if name in held})
-            done = list_diagnostics(connection) if begun else []
-            checks = {name: self._find_check(name, since, done) for name, since in begun.items()}
+            checks = find_checks(connection, begun, gpus)
             relapses = find_relapses(connection, begun, self._config.burn_in_days) if act.verb == "release" else {}
             written = connection.execute(_CHECKPOINTS, [find_approved(act)]).fetchall() if waits else []
             breaker = ledger.read_breaker(connection)
@@ -74,13 +70,13 @@ class FactSource:
             excluded=self._config.excluded,
             recovery=self._read_recovery(names),
             held={name: other.id for name, other in held.items()},
-            checks={name: check for name, check in checks.items() if check},
+            checks={name: found.passed for name, found in checks.items() if found.passed},
             breaker=breaker,
             checkpoints=frozenset(job for (job,) in written),
             running=running,
             relapses=relapses,
-            deep_checks=frozenset(name for name in begun if is_deeply_checked(name, begun[name], done)),
-            failed_checks={name: failed for name in begun if (failed := find_failed(name, begun[name], done))},
+            deep_checks=frozenset(name for name, found in checks.items() if found.deep),
+            failed_checks={name: found.failed for name, found in checks.items() if found.failed},
         )
 
     def _describe_incident(self, id_: str) -> tuple[str, str, frozenset[str]]:
@@ -111,13 +107,9 @@ class FactSource:
         on = {name: {places.of[rank].job for rank in places.on.get(f"node:{name}", ())} for name in names}
         return {name: sorted(job.partition(":")[2] for job in jobs) for name, jobs in on.items()}
 
-    def _find_check(self, name: str, since: int, diagnostics: Sequence[Diagnostic]) -> str:
-        """Returns the check that ran on a node after it was held: a diagnostic that passed, or a right canary."""
-        connection = self._engine.database.connection
-        for act, begun in diagnostics:
-            if f"node:{name}" in act.targets and begun >= since and act.state == "verified":
-                return f"diagnose level {_level(act)} passed ({act.id})"
-        return "canary right" if connection.execute(_CHECKS, [name, since]).fetchone() else ""
+    def _list_gpus(self, name: str) -> list[str]:
+        """Returns the GPUs of a node."""
+        return [e for e in self._engine.topology.descendants(f"node:{name}") if kind_of(e) == "gpu"]
 
 
 def find_approved(act: Act) -> int:
@@ -130,56 +122,10 @@ def is_at_work(act: Act) -> bool:
     return act.is_open and act.state not in ("proposed", "planned", "awaiting_approval")
 
 
-DEEP = 3
-"""Least level of a diagnostic that counts after a relapse. Source: `dcgmi diag -r 3` is the first to stress GPUs."""
-
-
 def find_held_since(connection: duckdb.DuckDBPyConnection, holds: Mapping[str, Act]) -> dict[str, int]:
     """Returns when each held node was held (UTC us): a hold may have waited for its approval for hours."""
     done = ledger.find_done(connection, [hold.id for hold in holds.values()])
     return {name: done[hold.id] for name, hold in holds.items()}
-
-
-def list_diagnostics(connection: duckdb.DuckDBPyConnection) -> list[Diagnostic]:
-    """Returns the diagnostics that passed or failed, with when each began."""
-    found = [a for a in ledger.load_acts(connection) if a.verb == "diagnose" and a.state in ("verified", "failed")]
-    begun = ledger.find_begun(connection, [act.id for act in found])
-    return [(act, begun[act.id]) for act in found if act.id in begun]
-
-
-def is_deeply_checked(name: str, since: int, diagnostics: Sequence[Diagnostic]) -> bool:
-    """Returns whether a diagnostic of at least level DEEP passed on a node. since: when it was held (UTC us)."""
-    return any(
-        f"node:{name}" in act.targets and begun >= since and act.state == "verified" and _covers(_level(act), str(DEEP))
-        for act, begun in diagnostics
-    )
-
-
-def find_failed(name: str, since: int, diagnostics: Sequence[Diagnostic]) -> str:
-    """Returns the newest diagnostic that failed on a node, and that none of its level or above passed since; "" if
-    there is none. since: when the node was held (UTC us)."""
-    own = [(act, begun) for act, begun in diagnostics if f"node:{name}" in act.targets and begun >= since]
-    for act, begun in sorted(own, key=lambda found: -found[1]):
-        if act.state != "failed" or _has_passed_on(act, name):
-            continue
-        if not any(a.state == "verified" and b > begun and _covers(_level(a), _level(act)) for a, b in own):
-            return f"diagnose level {_level(act)} failed ({act.id})"
-    return ""
-
-
-def _has_passed_on(act: Act, name: str) -> bool:
-    """Returns whether a diagnostic that failed did so on another of its nodes alone."""
-    outcome = act.result.get("targets", {}).get(f"node:{name}", {})
-    return bool(outcome.get("done")) and "link_soak" not in act.result
-
-
-def _level(act: Act) -> str:
-    return act.params.get("level", "1")
-
-
-def _covers(level: str, other: str) -> bool:
-    """Returns whether a diagnostic tests at least what another one does."""
-    return level == other or (level.isdecimal() and other.isdecimal() and int(level) >= int(other))
 
 
 def find_relapses(connection: duckdb.DuckDBPyConnection, begun: Mapping[str, int], days: float) -> dict[str, str]:

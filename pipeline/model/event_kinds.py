@@ -90,3 +90,7 @@ _KINDS = (
 )  # fmt: skip
 
 EVENT_KINDS: Mapping[str, EventKind] = {kind.name: kind for kind in _KINDS}
+CANARY_IS_RIGHT = "(data ->> '$.digest') = (data ->> '$.expected')"
+"""SQL over `data` of an event `digest`: whether the answer is the known one. A result without a known answer is neither
+right nor wrong by itself."""
+CANARY_IS_WRONG = "(data ->> '$.digest') <> (data ->> '$.expected')"

@@ -17,6 +17,7 @@ import duckdb
 from pipeline.incidents.ledger import load_incident
 from pipeline.model.entity_names import entity_name
 from pipeline.model.errors import UsageError
+from pipeline.model.event_kinds import CANARY_IS_WRONG
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal
 from pipeline.model.topology import Topology, kind_of
@@ -288,7 +289,7 @@ def _choose_signal(cursor: duckdb.DuckDBPyConnection, subject: Subject, device_c
 def read_canaries(cursor: duckdb.DuckDBPyConnection, node: str, start: int, now: int) -> list[dict[str, Any]]:
     """Returns results of known-answer tests on a node: by device and canary, how many ran and how many were wrong."""
     rows = cursor.execute(
-        """SELECT entity, data ->> '$.canary', count(*), count(*) FILTER (coalesce(data ->> '$.wrong', '0') <> '0'),
+        f"""SELECT entity, data ->> '$.canary', count(*), count(*) FILTER ({CANARY_IS_WRONG}),
                   epoch_us(max(time))
            FROM events WHERE node = $1 AND kind = 'digest' AND time >= make_timestamptz($2::BIGINT)
              AND time <= make_timestamptz($3::BIGINT) GROUP BY ALL ORDER BY 4 DESC, 1, 2 LIMIT $4""",

@@ -302,8 +302,8 @@ class Play:
         """A canary of the node is right after the hold."""
         self.served.site.now += SECOND
         self.served.site.database.connection.execute(
-            """INSERT INTO events VALUES (make_timestamptz($1::BIGINT), $2, 'digest', '{"wrong": "0"}', 's', $3, false,
-               NULL)""",
+            """INSERT INTO events VALUES (make_timestamptz($1::BIGINT), $2, 'digest',
+               '{"digest": "a1", "expected": "a1"}', 's', $3, false, NULL)""",
             [self.served.site.now, f"gpu:{node}.0", node],
         )
 

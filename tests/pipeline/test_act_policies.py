@@ -10,17 +10,8 @@ import pytest
 from pipeline.acts import ledger
 from pipeline.acts.act import Act, Plan, State, Verb
 from pipeline.acts.board import Board
-from pipeline.acts.guards import Question, evaluate_guards
-from pipeline.acts.scheduler import SchedulerNode, SchedulerState
-from pipeline.config.acts import ActLimits, ActPolicy, Acts
-from pipeline.engine.act_facts import (
-    FactSource,
-    find_failed,
-    find_held_since,
-    find_relapses,
-    is_deeply_checked,
-    list_diagnostics,
-)
+from pipeline.config.acts import ActPolicy, Acts
+from pipeline.engine.act_facts import FactSource, find_held_since, find_relapses
 from pipeline.engine.act_policies import FRESH, PolicyProposer, find_targets, is_due, read_burn_ins
 from pipeline.model.records import SECOND, Caller, Incident
 from tests.pipeline.acts_world import ON, ROOT
@@ -212,61 +203,3 @@ def test_a_node_that_was_held_again_in_its_burn_in_is_a_relapse(path: Path) -> N
     assert find_relapses(connection, held, 1.0) == {}
     assert find_relapses(connection, {"n2": held["n1"]}, 7.0) == {}
     assert read_burn_ins(made.board, made.site.now) == {"node:n1"}
-
-
-def test_only_a_long_diagnostic_that_began_after_the_hold_counts(path: Path) -> None:
-    made = Policies(path)
-    now, day = made.site.now, 86_400 * SECOND
-    _save(made, _act("ACT-1", "diagnose", now, params={"level": "3"}), 2)
-    _save(made, _act("ACT-2", "diagnose", now, params={"level": "2"}), 0.2)
-    done = list_diagnostics(made.site.database.connection)
-    assert {act.id for act, _ in done} == {"ACT-1", "ACT-2"}
-    assert not is_deeply_checked("n1", now - day, done), "one began before the hold, the other is short"
-    assert is_deeply_checked("n1", now - 3 * day, done)
-    assert not is_deeply_checked("n2", now - 3 * day, done)
-
-
-@pytest.mark.parametrize(
-    ("later", "failed"),
-    [
-        ((), "diagnose level 3 failed (ACT-1)"),
-        ((("verified", "1"),), "diagnose level 3 failed (ACT-1)"),
-        ((("verified", "link-soak"),), "diagnose level 3 failed (ACT-1)"),
-        ((("verified", "3"),), ""),
-        ((("verified", "4"),), ""),
-        ((("verified", "3"), ("failed", "2")), "diagnose level 2 failed (ACT-3)"),
-    ],
-)
-def test_a_diagnostic_that_failed_counts_until_one_that_tests_as_much_has_passed(
-    later: tuple[tuple[State, str], ...], failed: str, path: Path
-) -> None:
-    made = Policies(path)
-    held = made.site.now - 10 * 86_400 * SECOND
-    for number, (state, level) in enumerate((("failed", "3"), *later), 1):
-        act = _act(f"ACT-{number}", "diagnose", held, params={"level": level})
-        at = held + number * 3600 * SECOND
-        with made.site.database.transaction() as c:
-            for step in ("executing", state):
-                ledger.save_act(c, replace(act, state=step, updated=at), "executor", "", [], at)
-    done = list_diagnostics(made.site.database.connection)
-    assert find_failed("n1", held, done) == failed
-    assert find_failed("n1", held + 86_400 * SECOND, done) == "", "before the hold"
-    assert find_failed("n2", held, done) == ""
-
-
-def test_a_node_whose_diagnostic_failed_is_not_released_for_a_shorter_one_that_passed(path: Path) -> None:
-    made = Policies(path)
-    _save(made, _act("ACT-0", "hold", made.site.now), 2)
-    _save(made, _act("ACT-1", "diagnose", made.site.now, params={"level": "1"}), 0.2)
-    other = _act("ACT-2", "diagnose", made.site.now, params={"level": "3"})
-    at = made.site.now - 86_400 * SECOND
-    with made.site.database.transaction() as c:
-        for step in ("executing", "failed"):
-            ledger.save_act(c, replace(other, state=step, updated=at), "executor", "", [], at)  # type: ignore[arg-type]
-    release = made.board.propose("release", ["node:n1"], ROOT, "x", is_person=True)
-    facts = made.board.collect_facts(release.id)
-    assert facts.checks == {"n1": "diagnose level 1 passed (ACT-1)"}
-    world = SchedulerState(made.site.now, {"n1": SchedulerNode("n1", True, "DRAIN", "fleetpulse:ACT-0")})
-    guards = evaluate_guards(Question(release, facts, world, ActLimits(), made.site.now))
-    (checked,) = [guard for guard in guards if guard.name == "checked_after"]
-    assert (checked.now, checked.passed) == ("n1: diagnose level 3 failed (ACT-2)", False)

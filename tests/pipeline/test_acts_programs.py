@@ -16,7 +16,7 @@ from pipeline.acts.adapters.programs import TIMEOUT_S, Programs
 from pipeline.acts.executor import Executor
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.commands.executor import finish
-from pipeline.model.errors import UsageError
+from pipeline.model.errors import ConfigError, UsageError
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import ALICE, ON, World
 from tests.until import until
@@ -80,6 +80,26 @@ def test_exit_code_and_output_of_a_program_are_its_result() -> None:
     programs, act = make("exit 3")
     done = programs.carry_out(act, NODE)
     assert (done.done, done.output, done.facts["exit_code"]) == (False, "exit code 3", "3")
+
+
+@pytest.mark.parametrize(
+    ("params", "missing"),
+    [
+        ({"level": "3"}, "level 3; expected {level} in it, or diagnose-3"),
+        ({"level": "link-soak"}, "level link-soak; expected {level} in it, or diagnose-link-soak"),
+        ({"gpu": "5"}, "gpu 5; expected {gpu} in it"),
+        ({"level": "4", "gpu": "5"}, "gpu 5; expected {gpu} in it"),
+    ],
+)
+def test_a_program_that_does_not_get_the_level_or_gpu_is_not_run_for_it(params: dict[str, str], missing: str) -> None:
+    """Else a test of level 1 would count as one of level 3, which lets a node back after a relapse."""
+    programs = Programs(replace(ON, exec={"diagnose": ("dcgmi", "diag", "-r", "1"), "diagnose-4": ("true",)}))
+    act = replace(make("")[1], params=params)
+    with pytest.raises(ConfigError) as refused:
+        programs.list_commands(act, SchedulerState(0, {}))
+    assert str(refused.value) == f"[acts.exec] diagnose: its program does not get {missing}"
+    assert programs.list_commands(replace(act, params={"level": "1"}), SchedulerState(0, {})) == ("dcgmi diag -r 1",)
+    assert programs.list_commands(replace(act, params={"level": "4"}), SchedulerState(0, {})) == ("true",)
 
 
 def test_of_a_long_output_the_end_is_kept() -> None:

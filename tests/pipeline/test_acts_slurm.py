@@ -122,6 +122,20 @@ def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster
     assert "Reason=NHC: check_fs failed" in cluster.run("scontrol", "-o", "show", "node", "gpu002")
 
 
+def test_the_undo_of_a_hold_leaves_a_node_down_that_slurm_had_marked_down(
+    site: Site, cluster: slurm_cluster.Cluster
+) -> None:
+    cluster.run("scontrol", "update", "NodeName=gpu003", "State=DOWN", "Reason=Node unexpectedly rebooted")
+    before = site.slurm.read_state(site.now).nodes["gpu003"]
+    act = site.propose("hold", "gpu003")
+    site.approve(act)
+    site.settle(act, "verified")
+    assert site.slurm.undo(act, before).done
+    after = site.slurm.read_state(site.now).nodes["gpu003"]
+    assert (after.absent, after.reason, "DRAIN" in after.state) == (True, before.reason, False)
+    cluster.run("scontrol", "update", "NodeName=gpu003", "State=RESUME")
+
+
 def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_cluster.Cluster) -> None:
     act = site.propose("hold", "gpu003")
     site.approve(act)

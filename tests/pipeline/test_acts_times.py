@@ -17,10 +17,9 @@ from pipeline.acts.act import MAX_REASON, Act, Approval
 from pipeline.acts.adapters.adapter import Outcome
 from pipeline.acts.board import Work
 from pipeline.acts.executor import MAX_WAITS
-from pipeline.acts.guards import Facts
 from pipeline.acts.remote import encode_facts, parse_facts
 from pipeline.acts.scheduler import SchedulerNode
-from pipeline.commands.act_board import drop_wrong_canaries, read_recovery
+from pipeline.commands.act_board import read_recovery
 from pipeline.config.acts import Acts
 from pipeline.engine.act_facts import FactSource, find_held_since
 from pipeline.incidents.jobs import Place
@@ -60,19 +59,6 @@ def write_event(database: Database, kind: str, entity: str, node: str, time: int
         "INSERT INTO events VALUES (make_timestamptz($1::BIGINT), $2, $3, $4, 's', $5, false, NULL)",
         [time, entity, kind, data, node],
     )
-
-
-def test_a_wrong_canary_is_not_forgotten_when_another_node_of_its_hold_is_released(world: World) -> None:
-    act = hold(world, "n03", "n11")
-    world.now += MINUTE
-    write_event(world.database, "digest", "gpu:n11.0", "n11", world.now, '{"wrong": 2}')
-    world.now += MINUTE
-    release = world.propose("release", "n03")
-    world.approve(release)
-    world.run(3)
-    assert world.board.find(act.id).updated > world.now - MINUTE, "the release changed the hold"
-    facts = Facts(held={"n11": act.id}, checks={"n11": "canary right"})
-    assert drop_wrong_canaries(world.database.connection, facts).checks == {}
 
 
 def test_a_hold_counts_from_when_the_scheduler_accepted_it(world: World) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from pipeline.acts.act import Act
 from pipeline.acts.adapters.adapter import Outcome
-from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerNode
-from pipeline.commands.act_board import CheckedBoard, drop_wrong_canaries
+from pipeline.commands.act_board import CheckedBoard
 from pipeline.commands.link_soak import MIN_SOAK_S, judge_soak
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
@@ -133,18 +132,3 @@ def test_the_last_values_are_waited_for_and_without_any_the_soak_fails(world: So
 def test_a_node_without_links_has_no_soak(world: SoakWorld) -> None:
     world.database.connection.execute("DELETE FROM hot_nic")
     assert world.soak().result["reason"] == "link soak: no link carried traffic"
-
-
-def test_a_canary_that_was_wrong_since_the_hold_is_no_check(world: SoakWorld) -> None:
-    act = world.propose("hold", "n00")
-    world.approve(act)
-    world.run(3)
-    facts = Facts(held={"n00": act.id}, checks={"n00": "canary right"})
-    cursor = world.database.connection
-    assert drop_wrong_canaries(cursor, facts).checks == {"n00": "canary right"}
-    cursor.execute(
-        """INSERT INTO events VALUES (make_timestamptz($1::BIGINT), 'gpu:n00.3', 'digest', '{"wrong": 2}', 's', 'n00',
-           false, NULL)""",
-        [world.now],
-    )
-    assert drop_wrong_canaries(cursor, facts).checks == {}

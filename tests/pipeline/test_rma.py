@@ -66,8 +66,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
         text = f"NVRM: Xid (PCI:0000:3b:00): 95, password=hunter2 {HOSTILE}"
         event(c, "xid", "gpu:n1.2", 0, xid=95, name="Uncontained", text=text, pid=4711, root="/host")
         event(c, "job_start", "job:81", -5, user="bob", name="acme-secret-model")
-        event(c, "digest", "gpu:n1.2", 30, canary="matmul", wrong=2)
-        event(c, "digest", "gpu:n1.2", 40, canary="matmul", wrong=0)
+        event(c, "digest", "gpu:n1.2", 30, canary="matmul", digest="b2", expected="a1", wrong=["bf16-plain"])
+        event(c, "digest", "gpu:n1.2", 40, canary="matmul", digest="a1", expected="a1")
         for g in range(4):
             c.execute("INSERT INTO device VALUES ('gpu', $1, 's', $2, 'n1', false)", [g, f"gpu:n1.{g}"])
             for minute in range(-60, 61, 10):

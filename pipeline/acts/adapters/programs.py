@@ -133,6 +133,7 @@ class Programs:
             raise ConfigError(f"[acts.exec] {act.verb}: missing; expected the program and its arguments")
         if "gpu" not in act.params and any("{gpu}" in word for word in words):
             raise ConfigError(f"[acts.exec] {act.verb}: its program needs a GPU; expected params gpu, such as gpu=5")
+        self._check_words(act, level, words)
         values = {
             "node": name,
             "act": act.id,
@@ -141,6 +142,17 @@ class Programs:
             "gpu": act.params.get("gpu", ""),
         }
         return [_fill(word, values) for word in words]
+
+    def _check_words(self, act: Act, level: str, words: tuple[str, ...]) -> None:
+        """Raises ConfigError for a level or GPU that the program does not get: its result would count for what it did
+        not test."""
+        fixed = f"{act.verb}-{level}" in self._programs or level == "1"
+        for name, value in (("level", "" if fixed else level), ("gpu", act.params.get("gpu", ""))):
+            if value and not any(f"{{{name}}}" in word for word in words):
+                also = f", or {act.verb}-{value}" if name == "level" else ""
+                raise ConfigError(
+                    f"[acts.exec] {act.verb}: its program does not get {name} {value}; expected {{{name}}} in it{also}"
+                )
 
 
 def _read_end(output: IO[bytes]) -> str:

@@ -28,7 +28,8 @@ OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAI
 """States, or parts of one, in which a node gets no new work (slurm.conf, scontrol(1))."""
 NO_ANSWER = "NOT_RESPONDING"
 """Beside another state: the slurmd does not answer, and the node gets no job (node_mgr.c). Some commands show `*`."""
-OF_SLURM = frozenset({"", "Not responding", "Node unexpectedly rebooted"})
+NOT_ANSWERING = "Not responding"
+OF_SLURM = frozenset({"", NOT_ANSWERING, "Node unexpectedly rebooted"})
 """Reasons that slurmctld itself gives to a node that is DOWN (node_mgr.c, ping_nodes.c)."""
 NOT_REGISTERED = "Invalid node state specified"
 """The answer to RESUME of a drained node that has not registered since slurmctld was started: tried again."""
@@ -110,9 +111,12 @@ class Slurm(Immediate):
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
-        if self._find(node.name).mark != act.mark:
+        fresh = self._find(node.name)
+        if fresh.mark != act.mark:
             return Outcome(False, f"{node.name}: is not held for {act.id}")
-        ran = self._run(self._locate(_resume(node.name)))
+        state, reason = find_undo(fresh, node)
+        words = ["scontrol", "update", f"NodeName={node.name}", f"State={state}"]
+        ran = self._run(self._locate([*words, *([f"Reason={reason}"] if reason else [])]))
         return Outcome(ran.returncode == 0, (ran.stderr or ran.stdout).strip())
 
     def find_effect(self, act: Act, node: SchedulerNode) -> bool | None:
@@ -173,6 +177,23 @@ def _resume(name: str) -> list[str]:
     return ["scontrol", "update", f"NodeName={name}", "State=RESUME"]
 
 
+def find_undo(fresh: SchedulerNode, planned: SchedulerNode) -> tuple[str, str]:
+    """Returns the state, and the reason to write, that undo a hold.
+
+    RESUME would also end the DOWN of a node that Slurm marked itself, and give it work without a look. UNDRAIN does
+    not, but leaves our mark as the reason, so that Slurm's own is written again. planned: as it was before the hold,
+    after an interruption as it was then.
+    """
+    if "DOWN" not in _split_state(fresh.state):
+        return "RESUME", ""
+    return "UNDRAIN", planned.reason if planned.absent and planned.reason else NOT_ANSWERING
+
+
+def _split_state(state: str) -> list[str]:
+    """Returns the parts of a state such as `DOWN*+DRAIN`."""
+    return re.split(r"[+*~#!%$@^-]", state.upper())
+
+
 def is_away(text: str) -> bool:
     """Returns whether an error of a command says that slurmctld did not answer: then its effect is unknown."""
     return any(sign in text for sign in ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes"))
@@ -186,7 +207,7 @@ def parse_nodes(text: str, jobs: Mapping[str, SchedulerJob]) -> dict[str, Schedu
         named, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
         if named is None or state is None:
             continue
-        name, parts = named[1], re.split(r"[+*~#!%$@^-]", state[1].upper())
+        name, parts = named[1], _split_state(state[1])
         reason = _REASON.search(line)
         said = reason[1].strip() if reason else ""
         out, absent = find_out(parts, said)

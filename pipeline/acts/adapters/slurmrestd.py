@@ -18,7 +18,15 @@ from urllib.parse import quote
 
 from pipeline.acts.act import Act, Verb
 from pipeline.acts.adapters.adapter import Immediate, NotYet, Outcome, check_owner, write_note
-from pipeline.acts.adapters.slurm import MUST_REGISTER, NO_ANSWER, NOT_REGISTERED, SAVED_AFTER_S, count_gpus, find_out
+from pipeline.acts.adapters.slurm import (
+    MUST_REGISTER,
+    NO_ANSWER,
+    NOT_REGISTERED,
+    SAVED_AFTER_S,
+    count_gpus,
+    find_out,
+    find_undo,
+)
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
@@ -67,9 +75,11 @@ class Slurmrestd(Immediate):
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
-        if self._find(node.name).mark != act.mark:
+        fresh = self._find(node.name)
+        if fresh.mark != act.mark:
             return Outcome(False, f"{node.name}: is not held for {act.id}")
-        return self._change(node.name, {"state": ["RESUME"]})
+        state, reason = find_undo(fresh, node)
+        return self._change(node.name, {"state": [state]} | ({"reason": reason} if reason else {}))
 
     def find_effect(self, act: Act, node: SchedulerNode) -> bool | None:
         """See `Adapter.find_effect`."""
