@@ -15,7 +15,16 @@ import streamlit as st
 from dashboards import oidc
 from dashboards.client import ApiError
 from pipeline.config.dashboard import Dashboard, ProxyLogin
-from pipeline.http.roles import CLIENT_HEADER, ROLE_HEADER, USER_HEADER, encode_name, find_role, is_name, is_note
+from pipeline.http.roles import (
+    CLIENT_HEADER,
+    ROLE_HEADER,
+    SUBJECT_HEADER,
+    USER_HEADER,
+    encode_name,
+    find_role,
+    is_name,
+    is_note,
+)
 from pipeline.model.roles import ROLES, Role
 
 Barrier = Literal["logged_out", "ended", "refused", "no_role"]
@@ -33,6 +42,8 @@ class Person:
     groups: tuple[str, ...] = ()
     until: int | None = None
     """When the login ends at the latest (s since 1970)."""
+    subject: str = ""
+    """Who it is at the provider of the login; the name may change."""
 
     def may(self, role: Role) -> bool:
         """Returns whether its role includes another one."""
@@ -42,8 +53,10 @@ class Person:
         """Returns the headers that name the person to the API; none without a login, as its token then counts."""
         if self.notes_only:
             return ()
-        known = ((USER_HEADER, encode_name(self.name)), (ROLE_HEADER, self.role))
-        return (*known, (CLIENT_HEADER, self.client)) if self.client else known
+        known = [(USER_HEADER, encode_name(self.name)), (ROLE_HEADER, self.role)]
+        known += [(CLIENT_HEADER, self.client)] if self.client else []
+        known += [(SUBJECT_HEADER, encode_name(self.subject))] if self.subject else []
+        return tuple(known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +95,7 @@ def current() -> Person | Stranger:
         login = oidc.check(_BOARD.oidc, st.user.to_dict())
         if isinstance(login, oidc.NoLogin):
             return Stranger(login.barrier, login.reason)
-        return _with_role(login.name, login.groups, login.until)
+        return _with_role(login.name, login.groups, login.until, login.subject)
     if _BOARD.proxy_login is not None:
         return _named_by_proxy(_BOARD.proxy_login)
     return Person(LOCAL, "operator", notes_only=True)
@@ -95,14 +108,14 @@ def _named_by_proxy(proxy: ProxyLogin) -> Person | Stranger:
     return _with_role(name[0], tuple(g.strip() for value in groups for g in value.split(proxy.separator)), None)
 
 
-def _with_role(name: str, groups: tuple[str, ...], until: int | None) -> Person | Stranger:
+def _with_role(name: str, groups: tuple[str, ...], until: int | None, subject: str = "") -> Person | Stranger:
     """Returns a person with the highest role of the groups, a stranger if none has one."""
     known = tuple(group for group in groups if group in _BOARD.roles)
     if not known:
         reason = "None of your groups has a role here. Ask the administrator of Fleetpulse for [dashboard.roles]."
         return Stranger("no_role", reason, name)
     role = max((_BOARD.roles[group] for group in known), key=ROLES.index)
-    return Person(name, role, False, st.context.ip_address or "", known, until)
+    return Person(name, role, False, st.context.ip_address or "", known, until, subject)
 
 
 def require(role: Role = "viewer") -> Person:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeGuard
 
 from pipeline.config.dashboard import Oidc
 from pipeline.http.addresses import is_loopback_url, make_opener
-from pipeline.http.roles import MAX_NAME, is_name
+from pipeline.http.roles import MAX_NAME, MAX_SUBJECT, is_name
 
 TIMEOUT_S = 2.5
 """Limit of one request to the provider (s): as for the API. Chosen."""
@@ -37,11 +37,12 @@ CLOCK_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A login that counts. until: its latest end (s since 1970)."""
+    """A login that counts. until: its latest end (s since 1970).   subject: who it is at the provider (`sub`)."""
 
     name: str
     groups: tuple[str, ...]
     until: int
+    subject: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,12 @@ def check(settings: Oidc, user: Mapping[str, Any], clock: Callable[[], float] = 
         return NoLogin("logged_out", "Log in to see the fleet.")
     now = clock()
     issued, expires = user.get("iat"), user.get("exp")
-    if not user.get("sub") or not _is_time(issued) or not _is_time(expires) or issued > now + CLOCK_S:
+    if (
+        not is_name(str(user.get("sub") or ""), MAX_SUBJECT)
+        or not _is_time(issued)
+        or not _is_time(expires)
+        or issued > now + CLOCK_S
+    ):
         return NoLogin("refused", "The login has no valid subject or time (sub, iat, exp). Log in again.")
     audience = user.get("aud")
     known = [audience] if isinstance(audience, str) else audience
@@ -105,7 +111,7 @@ def check(settings: Oidc, user: Mapping[str, Any], clock: Callable[[], float] = 
     groups = answer.groups if settings.groups_from == "userinfo" else _groups(user, settings.groups_claim)
     if groups is None:
         return NoLogin("refused", "The provider does not answer, so your groups are unknown. Try again in a minute.")
-    return Login(_name(user, settings.name_claim), groups, until)
+    return Login(_name(user, settings.name_claim), groups, until, str(user["sub"]))
 
 
 def _ask(settings: Oidc, token: str, now: float) -> _Answer:

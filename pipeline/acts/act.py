@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from pipeline.config.acts import Mode
@@ -142,7 +142,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One person's approval of one plan. break_glass: alone, where two people are required."""
+    """One person's approval of one plan. break_glass: alone, where two people are required.   subject: who it is at the
+    provider of the login, "" if unknown: the name may change."""
 
     who: str
     time: int
@@ -150,6 +151,7 @@ class Approval:
     comment: str = ""
     break_glass: bool = False
     policy: bool = False
+    subject: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Act:
 
     released: targets that are no longer held: released here, or by a person at the scheduler.
     attempts: how often its execution began.  began: when it first did, 0 before.
-    expires: when it ends by itself unless it was executed before.
+    expires: when it ends by itself unless it was executed before.   subject: of the requester, as of an approval.
     """
 
     id: str
@@ -183,6 +185,7 @@ class Act:
     version: int = 1
     released: tuple[str, ...] = ()
     began: int = 0
+    subject: str = ""
 
     @property
     def mark(self) -> str:
@@ -222,8 +225,10 @@ class Act:
         for name in ("created", "expires", "updated"):
             table[name] = iso(table[name])
         table["began"] = iso(self.began) if self.began else None
+        del table["subject"]  # for the rule of two people, and no matter of those who read
         for approval in table["approvals"]:
             approval["time"] = iso(approval["time"])
+            del approval["subject"]
         if self.plan is not None:
             table["plan"] |= {"made": iso(self.plan.made), "hash": self.plan.hash(self)}
             table["plan"]["refused"] = self.plan.is_refused
@@ -240,9 +245,10 @@ def describe(act: Act) -> str:
 def parse_act(table: Mapping[str, Any]) -> Act:
     """Returns the act that `encode_act` wrote."""
     plan = table["plan"]
+    known = {f.name for f in fields(Act)}
     return Act(
         **{
-            **table,
+            **{name: value for name, value in table.items() if name in known},
             "targets": tuple(table["targets"]),
             "released": tuple(table["released"]),
             "plan": None if plan is None else parse_plan(plan),

@@ -23,15 +23,21 @@ def check_approval(
         return "it has expired; propose it again"
     if plan != act.plan.hash(act):
         return "the plan has changed since it was shown; read the new one"
-    if any(approval.who == str(who) for approval in act.approvals):
+    me = str(who), who.subject
+    if any(is_same_person(me, (given.who, given.subject)) for given in act.approvals):
         return "the same person has approved it already"
     if VERB_KINDS[act.verb].hard and typed != act.targets[0].partition(":")[2]:
         return f"the name of the node was typed as {typed!r}; expected {act.targets[0].partition(':')[2]!r}"
     if break_glass:
         return _check_break_glass(act, who, comment)
-    if act.plan.people > 1 and act.by_person and act.requested_by == str(who):
+    if act.plan.people > 1 and act.by_person and is_same_person(me, (act.requested_by, act.subject)):
         return "the requester cannot approve what needs two people"
     return ""
+
+
+def is_same_person(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Returns whether two (name, subject) may be one person: a name can change, and two people can have one."""
+    return one[0] == other[0] or (one[1] != "" and one[1] == other[1])
 
 
 def drop_lapsed(act: Act, since: int) -> Act:
@@ -52,8 +58,8 @@ def _check_break_glass(act: Act, who: Caller, comment: str) -> str:
 def has_enough_people(act: Act) -> bool:
     """Returns whether the approvals of the present plan are enough.
 
-    Two people are two identities: the requester counts if it is a person. A policy's approval is for soft verbs alone,
-    of a plan that needs one. Approvals of an earlier plan do not count.
+    Two people differ in name and subject: the requester counts if it is a person. A policy's approval is for soft verbs
+    alone, of a plan that needs one. Approvals of an earlier plan do not count.
     """
     if act.plan is None:
         return False
@@ -62,7 +68,10 @@ def has_enough_people(act: Act) -> bool:
         return act.plan.people == 1 and not VERB_KINDS[act.verb].hard and not act.plan.failing
     if any(a.break_glass for a in valid):
         return True
-    people = {a.who for a in valid}
-    standing = people | ({act.requested_by} if act.by_person else set())
-    others = people - {act.requested_by} if act.plan.people > 1 else people
-    return bool(others) and len(standing) >= act.plan.people
+    people = [(a.who, a.subject) for a in valid]
+    if act.plan.people == 1:
+        return bool(people)
+    requester = act.requested_by, act.subject
+    others = [person for person in people if not is_same_person(person, requester)]
+    standing = [*people, requester] if act.by_person else people
+    return any(not is_same_person(one, other) for one in others for other in standing)

@@ -144,6 +144,7 @@ class Board:
             incident=incident,
             key=key,
             by_person=is_person,
+            subject=who.subject,
             when=when,
             params=check_params(params or {}),
         )
@@ -182,15 +183,18 @@ class Board:
                 reason = reason or f"break-glass was used {used} times within the hour, which is the maximum"
             if reason:
                 self.refuse(who, "approve act", id_, reason)
-            given = Approval(str(who), now, plan, comment, break_glass)
+            given = Approval(str(who), now, plan, comment, break_glass, subject=who.subject)
             changed = replace(act, approvals=(*act.approvals, given))
             if not has_enough_people(changed):
                 said = f"approved; one more person must approve: {'; '.join(act.plan.people_why if act.plan else ())}"
                 return self._save(changed.change(now), who, "approve act", said)
+            if break_glass:  # before the approval: after a kill in between it is used up, and not used twice
+                self._record_break_glass(act, who, comment, now)
             expires = now + self._approved_for(act)
             done = self._save(changed.move("approved", now, expires=expires), who, "approve act", comment)
             if break_glass:
-                self._record_break_glass(done, who, comment, now)
+                said = f"{comment}. Review it tomorrow: act {act.id}."
+                self._notify(f"Break-glass: {who} alone approved {describe(act)}", said)
             return done
 
     def _approved_for(self, act: Act) -> int:
@@ -206,9 +210,6 @@ class Board:
                 [act.id, now, str(who), comment],
             )
             write_audit(connection, [AuditEntry(who, "break glass", act.id, comment)], now)
-        self._notify(
-            f"Break-glass: {who} alone approved {describe(act)}", f"{comment}. Review it tomorrow: act {act.id}."
-        )
 
     def cancel(self, id_: str, who: Caller, comment: str) -> Act:
         """Cancels an act that has not begun. Raises Refused if it has: then it is released, not cancelled."""

@@ -23,7 +23,10 @@ from pipeline.http.roles import (
     CLIENT_HEADER,
     EXECUTOR_PATH,
     MAX_CLIENT,
+    MAX_NAME,
+    MAX_SUBJECT,
     ROLE_HEADER,
+    SUBJECT_HEADER,
     USER_HEADER,
     decode_name,
     find_role,
@@ -149,20 +152,23 @@ class Guard:
 def find_person(caller: Caller, headers: Headers) -> Caller:
     """Returns the person that a program names, with the lower of both roles; the caller if it names none.
 
-    The origin then is the person's address and the program: `10.1.2.3 via dashboard (127.0.0.1)`. Raises
-    PermissionError if the token lacks the right, ValueError if the headers are not understood.
+    The origin then is the person's address and the program, and if known the subject of the login:
+    `10.1.2.3 via dashboard (127.0.0.1), subject 24400320`. Raises PermissionError if the token lacks the right,
+    ValueError if the headers are not understood.
     """
-    given = {name: headers.getlist(name) for name in (USER_HEADER, ROLE_HEADER, CLIENT_HEADER)}
+    given = {name: headers.getlist(name) for name in (USER_HEADER, ROLE_HEADER, CLIENT_HEADER, SUBJECT_HEADER)}
     if not any(given.values()):
         return caller
     if not caller.on_behalf_of:
         raise PermissionError(f"{caller} may not act on behalf of others; see fleetpulse token create --on-behalf-of")
-    if len(given[USER_HEADER]) != 1 or len(given[ROLE_HEADER]) != 1 or len(given[CLIENT_HEADER]) > 1:
-        raise ValueError(f"expected one {USER_HEADER}, one {ROLE_HEADER} and at most one {CLIENT_HEADER}")
-    try:
-        name = decode_name(given[USER_HEADER][0])
-    except ValueError as error:
-        raise ValueError(f"{USER_HEADER}: {error}") from error
+    if any(len(given[name]) != 1 for name in (USER_HEADER, ROLE_HEADER)) or any(
+        len(all_) > 1 for all_ in given.values()
+    ):
+        raise ValueError(
+            f"expected one {USER_HEADER}, one {ROLE_HEADER}, at most one {CLIENT_HEADER}, {SUBJECT_HEADER}"
+        )
+    name = _decode(USER_HEADER, given[USER_HEADER][0], MAX_NAME)
+    subject = _decode(SUBJECT_HEADER, given[SUBJECT_HEADER][0], MAX_SUBJECT) if given[SUBJECT_HEADER] else ""
     role = next((role for role in ROLES if role == given[ROLE_HEADER][0]), None)
     if role is None:
         raise ValueError(f"{ROLE_HEADER}: {given[ROLE_HEADER][0][:32]!r}: expected one of {', '.join(ROLES)}")
@@ -170,7 +176,15 @@ def find_person(caller: Caller, headers: Headers) -> Caller:
     if len(address) > MAX_CLIENT or not (address.isascii() and address.isprintable()):
         raise ValueError(f"{CLIENT_HEADER}: expected an address of at most {MAX_CLIENT} characters")
     lower = min(role, caller.role, key=ROLES.index)
-    return Caller(name, lower, f"{address} via {caller} ({caller.origin})".strip(), is_person=True)
+    origin = f"{address} via {caller} ({caller.origin})".strip() + (f", subject {subject}" if subject else "")
+    return Caller(name, lower, origin, is_person=True, subject=subject)
+
+
+def _decode(header: str, value: str, longest: int) -> str:
+    try:
+        return decode_name(value, longest)
+    except ValueError as error:
+        raise ValueError(f"{header}: {error}") from error
 
 
 def _origin(scope: Scope) -> str:

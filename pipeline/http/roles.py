@@ -12,6 +12,10 @@ from pipeline.model.roles import Role
 
 USER_HEADER, ROLE_HEADER, CLIENT_HEADER = "Fleetpulse-User", "Fleetpulse-Role", "Fleetpulse-Client"
 """The person's name (percent-encoded UTF-8), role, and address."""
+SUBJECT_HEADER = "Fleetpulse-Subject"
+"""What identifies the person at the provider of the login (`sub`, percent-encoded): a name may change."""
+MAX_SUBJECT = 255
+"""Longest subject (characters). Source: OpenID Connect Core 1.0, section 2."""
 MAX_NAME = 128
 """Longest name of a person (characters): the longest mail addresses in use. Chosen."""
 MAX_CLIENT = 64
@@ -41,9 +45,9 @@ def is_note(path: str) -> bool:
     return _NOTE_PATHS.fullmatch(path) is not None
 
 
-def is_name(name: str) -> bool:
-    """Returns whether `name` can be a person's: 1 to MAX_NAME visible characters without spaces at the ends."""
-    return 0 < len(name) <= MAX_NAME and name == name.strip() and _FORBIDDEN.search(name) is None
+def is_name(name: str, longest: int = MAX_NAME) -> bool:
+    """Returns whether `name` can be a person's: 1 to `longest` visible characters without spaces at the ends."""
+    return 0 < len(name) <= longest and name == name.strip() and _FORBIDDEN.search(name) is None
 
 
 def encode_name(name: str) -> str:
@@ -51,13 +55,13 @@ def encode_name(name: str) -> str:
     return quote(name, safe="@.+-_")
 
 
-def decode_name(value: str) -> str:
-    """Returns the name in a value of USER_HEADER. Raises ValueError if it is not one."""
-    expected = f"expected 1 to {MAX_NAME} visible characters, percent-encoded as UTF-8"
+def decode_name(value: str, longest: int = MAX_NAME) -> str:
+    """Returns the name in a value of USER_HEADER or SUBJECT_HEADER. Raises ValueError if it is not one."""
+    expected = f"expected 1 to {longest} visible characters, percent-encoded as UTF-8"
     try:
         name = unquote(value, errors="strict")
     except UnicodeDecodeError as error:
         raise ValueError(f"{value[:200]!r}: {expected}") from error
-    if not is_name(name):
+    if not is_name(name, longest):
         raise ValueError(f"{value[:200]!r}: {expected}")
     return name

@@ -292,15 +292,17 @@ class Caller(str):
     """The name of who calls the API, with the role that the token gives and where the call comes from.
 
     on_behalf_of: the token may name the person who acts.   is_person: a person who signed in, as such a
-    program says.   is_executor: the token may carry out acts.
+    program says.   is_executor: the token may carry out acts.   subject: what identifies the person at the provider
+    of the login, "" if unknown; a name may change.
     """
 
-    __slots__ = ("is_executor", "is_person", "on_behalf_of", "origin", "role")
+    __slots__ = ("is_executor", "is_person", "on_behalf_of", "origin", "role", "subject")
     role: Role
     origin: str
     on_behalf_of: bool
     is_person: bool
     is_executor: bool
+    subject: str
 
     def __new__(
         cls,
@@ -310,10 +312,11 @@ class Caller(str):
         on_behalf_of: bool = False,
         is_person: bool = False,
         is_executor: bool = False,
+        subject: str = "",
     ) -> Caller:
         made = super().__new__(cls, name)
         made.role, made.origin, made.on_behalf_of = role, origin, on_behalf_of
-        made.is_person, made.is_executor = is_person, is_executor
+        made.is_person, made.is_executor, made.subject = is_person, is_executor, subject
         return made
 
     def may(self, role: Role) -> bool:

@@ -86,7 +86,7 @@ def at(seconds: float) -> Callable[[], float]:
 
 def test_a_login_has_the_groups_of_the_provider_and_ends_12_h_after_it_began(settings: Oidc) -> None:
     login = oidc.check(settings, claims(settings), at(0))
-    assert login == oidc.Login("alice@example.org", ("ops",), NOW + 12 * 3600)
+    assert login == oidc.Login("alice@example.org", ("ops",), NOW + 12 * 3600, "248289")
     assert oidc.check(settings, claims(settings), at(12 * 3600 - 1)) == login  # longer than the ID token
     ended = oidc.check(settings, claims(settings), at(12 * 3600))
     assert isinstance(ended, oidc.NoLogin)
@@ -102,6 +102,7 @@ def test_a_login_has_the_groups_of_the_provider_and_ends_12_h_after_it_began(set
         ({"exp": "2999"}, "refused"),
         ({"iat": True}, "refused"),
         ({"sub": ""}, "refused"),
+        ({"sub": "a\nb"}, "refused"),
         ({"iat": NOW + 3600}, "refused"),  # from the future
         ({"aud": "another"}, "refused"),
         ({"aud": ["another"], "azp": "fleetpulse"}, "refused"),  # Streamlit accepts this one

@@ -103,6 +103,8 @@ def test_a_write_is_sent_under_the_persons_name_and_a_viewer_can_send_none(site:
     assert run.exceptions == []
     sent = site.api.posted_headers[-1]
     assert (sent["Fleetpulse-User"], sent["Fleetpulse-Role"]) == ("alice@example.org", "operator")
+    assert sent["Fleetpulse-Subject"]
+    assert sent["Fleetpulse-Subject"] != sent["Fleetpulse-User"]  # the provider's own, for the rule of two people
     assert "Fleetpulse-Client" not in sent  # Streamlit does not name this machine
     assert sent["Authorization"] == "Bearer fp_token-of-dashboard"
     site.api.incidents["A1"]["state"] = "open"

@@ -34,6 +34,10 @@ def test_a_write_is_recorded_for_the_person_with_the_programs_name_in_the_origin
     row = call("GET", "/audit", bearer=token["root"]).json()["audit"][0]
     assert (row["actor"], row["role"]) == ("alice@example.org", "operator")
     assert row["origin"].startswith("10.1.2.3 via dashboard (")
+    named = {**AS_ALICE, "Fleetpulse-Subject": "auth0%7C24400320"}
+    call("POST", f"/incidents/{page}/comment", {"comment": "x"}, bearer=token["dashboard"], **named)
+    row = call("GET", "/audit", bearer=token["root"]).json()["audit"][0]
+    assert row["origin"].endswith("), subject auth0|24400320")
 
 
 def test_a_person_has_the_lower_of_both_roles(site, board):
@@ -62,6 +66,7 @@ def test_a_token_without_the_right_may_name_nobody(site, board):
         {"Fleetpulse-User": "alice"},
         {"Fleetpulse-Role": "viewer"},
         {"Fleetpulse-Client": "::1"},
+        {"Fleetpulse-Subject": "s-1"},
     ):
         answer = call("POST", f"/incidents/{page}/comment", {"comment": "x"}, bearer=token["root"], **headers)
         assert answer.status_code == 403
@@ -69,7 +74,7 @@ def test_a_token_without_the_right_may_name_nobody(site, board):
     assert call("GET", "/incidents", bearer=token["root"], **AS_ALICE).status_code == 403
     rows = call("GET", "/audit", bearer=token["root"]).json()["audit"]
     assert {(r["actor"], r["outcome"]) for r in rows} == {("root", "refused")}
-    assert len(rows) == 5
+    assert len(rows) == 6
 
 
 def test_without_tokens_nobody_can_be_named(site, tmp_path):
@@ -91,6 +96,8 @@ def test_without_tokens_nobody_can_be_named(site, tmp_path):
         {"Fleetpulse-User": "%FF"},
         {"Fleetpulse-User": "a" * 129},
         {"Fleetpulse-Client": "1" * 65},
+        {"Fleetpulse-Subject": ""},
+        {"Fleetpulse-Subject": "a" * 256},
     ],
 )
 def test_headers_that_are_not_understood_are_an_error(site, board, changed):
