@@ -11,7 +11,7 @@ from kubernetes import client
 from pipeline.acts.act import Act
 from pipeline.acts.adapters.adapter import NotYet, Outcome
 from pipeline.acts.adapters.kubernetes import parse_node
-from pipeline.acts.adapters.slurm import parse_nodes
+from pipeline.acts.adapters.slurm import find_undo, parse_nodes
 from pipeline.acts.adapters.slurmrestd import parse_nodes as parse_rest
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.config.acts import KubernetesAccess
@@ -100,6 +100,28 @@ def test_a_node_that_slurm_itself_marked_down_can_be_held(world: World, state: s
     world.scheduler.nodes["n03"] = node
     act = world.propose("hold", "n03")
     assert act.state == ("refused" if node.is_taken else "awaiting_approval")
+
+
+@pytest.mark.parametrize(
+    ("held", "before", "undone"),
+    [
+        ("DOWN+DRAIN", ("DOWN", "Node unexpectedly rebooted"), ("UNDRAIN", "Node unexpectedly rebooted")),
+        ("DOWN*+DRAIN", ("DOWN*", "Not responding"), ("UNDRAIN", "Not responding")),
+        ("DOWN+DRAIN", ("DOWN+DRAIN", "fleetpulse:ACT-1 x"), ("UNDRAIN", "Not responding")),  # after an interruption
+        ("DOWN*+DRAIN", ("IDLE", ""), ("UNDRAIN", "Not responding")),  # it died meanwhile
+        ("IDLE+DRAIN", ("IDLE", ""), ("RESUME", "")),
+        ("MIXED+DRAIN+POWERED_DOWN", ("MIXED", ""), ("RESUME", "")),
+    ],
+)
+def test_the_undo_of_a_hold_gives_no_work_to_a_node_that_was_down(
+    held: str, before: tuple[str, str], undone: tuple[str, str]
+) -> None:
+    lines = (
+        f"NodeName=n03 State={state} Reason={reason} [slurm@1789000000]"
+        for state, reason in ((held, "fleetpulse:ACT-1 x"), before)
+    )
+    fresh, planned = (parse_nodes(line, {})["n03"] for line in lines)
+    assert find_undo(fresh, planned) == undone
 
 
 def test_what_follows_the_reason_of_a_node_is_no_part_of_it() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.acts.act import Act
-from pipeline.acts.adapters.slurm import Slurm, run_command
+from pipeline.acts.adapters.slurm import Slurm, find_undo, run_command
 from pipeline.config.acts import ActLimits
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -122,18 +122,24 @@ def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster
     assert "Reason=NHC: check_fs failed" in cluster.run("scontrol", "-o", "show", "node", "gpu002")
 
 
-def test_the_undo_of_a_hold_leaves_a_node_down_that_slurm_had_marked_down(
+def test_slurm_accepts_the_undo_of_a_hold_of_a_node_that_it_had_marked_down(
     site: Site, cluster: slurm_cluster.Cluster
 ) -> None:
+    """It stays down until it registers; then ReturnToService of slurm.conf decides."""
     cluster.run("scontrol", "update", "NodeName=gpu003", "State=DOWN", "Reason=Node unexpectedly rebooted")
     before = site.slurm.read_state(site.now).nodes["gpu003"]
     act = site.propose("hold", "gpu003")
     site.approve(act)
     site.settle(act, "verified")
+    assert find_undo(site.slurm.read_state(site.now).nodes["gpu003"], before) == (
+        "UNDRAIN",
+        "Node unexpectedly rebooted",
+    )
     assert site.slurm.undo(act, before).done
     after = site.slurm.read_state(site.now).nodes["gpu003"]
-    assert (after.absent, after.reason, "DRAIN" in after.state) == (True, before.reason, False)
-    cluster.run("scontrol", "update", "NodeName=gpu003", "State=RESUME")
+    assert ("DRAIN" in after.state, after.mark) == (False, "")
+    if after.out:
+        cluster.run("scontrol", "update", "NodeName=gpu003", "State=RESUME")
 
 
 def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_cluster.Cluster) -> None:
@@ -200,6 +206,25 @@ def test_what_a_dying_controller_may_lose_is_not_verified(site: Site, cluster: s
         site.approve(release)
     site.settle(release, "verified")
     assert site.board.find(hold.id).held == ()
+
+
+def test_the_account_of_a_job_hides_no_job_forges_none_and_stops_no_act(
+    site: Site, cluster: slurm_cluster.Cluster
+) -> None:
+    """Without accounting any text is an account: with separators, and with lines that look like other jobs."""
+    ids = list[str]()
+    for account in ("a|b", "a\nb", "99|gpu:4|gpu004\n{}|root"):
+        words = ("-w", "gpu001", "--gpus=1", "-n1", "-A", account.format(*ids))
+        ids.append(cluster.batch("sleep 300", *words))
+    running = ("squeue", "-h", "-w", "gpu001", "-t", "R", "-o", "%A")
+    until(lambda: set(cluster.run(*running).split()) == set(ids), 30)
+    found = site.slurm.read_state(site.now)
+    assert (found.nodes["gpu001"].jobs, found.nodes["gpu004"].jobs) == (tuple(sorted(ids)), ())
+    assert [found.jobs[id_].account for id_ in ids] == ["", "a", "99|gpu:4|gpu004"]
+    assert set(ids) <= set(found.jobs)
+    assert "99" not in found.jobs
+    for id_ in ids:
+        cluster.run("scancel", id_)
 
 
 def test_names_and_reasons_from_outside_stay_words_of_one_command(site: Site, cluster: slurm_cluster.Cluster) -> None:

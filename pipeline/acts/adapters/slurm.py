@@ -1,8 +1,8 @@
 """Slurm by its commands: scontrol, squeue, scancel. Tested with 22.05 and 24.11.
 
 Nodes and jobs are read in text (`scontrol -o show node`, `squeue`), while the JSON of its versions differs. No text of
-users, such as a job's name, is in it. A hold is DRAIN: running work continues. Only nodes whose Reason carries our mark
-are resumed.
+users, such as a job's name, is in it; accounts, which may be any text, are read apart and only shown. A hold is DRAIN:
+running work continues. Only nodes whose Reason carries our mark are resumed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ TIMED_OUT = "reboot timed out"
 _REASON = re.compile(r"\bReason=(.*?)(?: \[[^\[\]\s]+@[\w:.-]+\](?=\s|$)|(?=\s{2,}|\s*$))")
 _GRES_GPUS = re.compile(r"gpu(?::[^:=,()]+)?[:=](\d+)")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)")
-_JOBS = "%A|%a|%b|%N"
-"""Fields of `squeue -o`: id, account, GRES per node, nodes. None of them is cut off."""
+_JOBS = "%A|%b|%N"
+"""Fields of `squeue -o`: id, GRES per node, nodes. None of them is cut off."""
+_ACCOUNTS = "%A|%a"
+_ACCOUNT = re.compile(r"(\d+)\|(.*)")
 _REQUESTS = ("tres-per-job", "tres-per-task", "tres-per-socket", "NumTasks", "OverSubscribe", "Requeue", "BatchFlag")
 """Fields of `squeue -O` after the id: how a job asked for its GPUs, and whether it starts again by itself."""
 _WIDTH = 120
@@ -76,12 +78,14 @@ class Slurm(Immediate):
         self._run = run
 
     def read_state(self, now: int) -> SchedulerState:
-        """See `Adapter.read_state`. One `scontrol show node` and two `squeue`."""
+        """See `Adapter.read_state`. One `scontrol show node` and three `squeue`."""
         running = ["squeue", "-h", "-t", "R,CG,S"]
         nodes = self._read(["scontrol", "-o", "-d", "show", "node"])
         listed = self._read([*running, "-o", _JOBS])
         asked = self._read([*running, "-O", ",".join(f"{name}:.{_WIDTH}" for name in ("JobID", *_REQUESTS))])
         jobs = parse_jobs(listed, parse_requests(asked), parse_used_gpus(nodes), self._expand)
+        accounts = parse_accounts(self._read([*running, "-o", _ACCOUNTS]))
+        jobs = {id_: replace(job, account=accounts.get(id_, "")) for id_, job in jobs.items()}
         return SchedulerState(now, parse_nodes(nodes, jobs), jobs)
 
     def list_commands(self, act: Act, world: SchedulerState) -> tuple[str, ...]:
@@ -242,6 +246,20 @@ def parse_requests(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def parse_accounts(text: str) -> dict[str, str]:
+    """Returns by job its account, of `squeue -o _ACCOUNTS`; "" if several lines claim one job.
+
+    Where Slurm does not enforce accounts it is any text of the job's owner, also of several lines and with separators.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        named = _ACCOUNT.fullmatch(line)
+        if named is not None:
+            known = named[1] in found or named[2] == "(null)"
+            found[named[1]] = "" if known else named[2]
+    return found
+
+
 def parse_jobs(
     text: str,
     requests: Mapping[str, Mapping[str, str]],
@@ -252,7 +270,7 @@ def parse_jobs(
     found: dict[str, SchedulerJob] = {}
     known: dict[str, tuple[str, ...]] = {}
     for line in text.splitlines():
-        id_, account, per_node, names = line.split("|", 3)
+        id_, per_node, names = line.split("|", 2)
         if not names:
             continue
         if names not in known:
@@ -260,7 +278,7 @@ def parse_jobs(
         nodes, asked = known[names], requests.get(id_, {})
         gpus = _count_job_gpus(per_node, asked, nodes, used)
         requeues = (asked.get("Requeue"), asked.get("BatchFlag")) == ("1", "1")
-        found[id_] = SchedulerJob(id_, nodes, gpus, "" if account == "(null)" else account, requeues)
+        found[id_] = SchedulerJob(id_, nodes, gpus, requeues=requeues)
     return found
 
 
