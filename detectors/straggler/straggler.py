@@ -46,8 +46,8 @@ _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal 
 @dataclass
 class SlowTimes(State):
     """By slot. since: since when it is slow, 0 not (us).   lasted: s of steps in that time.   lost: s that it cost in
-    them.   started: that time is one of slowness since its first sample, not of a change.   rose: last time (us) at
-    which it was not slower than usual.   offset: own normal where ranks of several stages are compared.   accepted: ln
+    them.   started: that time is one of slowness since its first sample, not of a change.   rose: first step (us) from
+    which all were slower than usual, 0 none.   offset: own normal where ranks of several stages are compared.   accepted: ln
     of the slowdown that a person called no fault.   newest: departures from cohort and own past.
     """
 
@@ -155,7 +155,7 @@ class Straggler(Detector):
             return []
         slots, time, working = self.slots, frame.time, self._follow_ranks(frames, frame)
         values = np.where(working, self.samples.read_steps(frame, slots), np.nan)
-        self._clear(self.samples.rested, time)
+        self._clear(self.samples.rested)
         team = slots.team_medians(values) + self.slow.accepted[: len(slots)]
         near = self.samples.record(values, team, HARM / 2)
         offset, learned = self._learn_offsets(values)
@@ -215,13 +215,13 @@ class Straggler(Detector):
             for piece in (self.clocks, self.slow, self.samples):
                 piece.reset(mask)
 
-    def _clear(self, slots: Sequence[int], time: int) -> None:
+    def _clear(self, slots: Sequence[int]) -> None:
         """Ends the conditions of some slots; their baselines stay."""
         if len(slots):
             for streams in (self.streams, self.clocks.streams):
                 streams.clear_conditions(slots)
             self.samples.restart(slots)
-            self.slow.since[slots], self.slow.rose[slots] = 0, time
+            self.slow.since[slots], self.slow.rose[slots] = 0, 0
 
     def _learn_offsets(self, values: Floats) -> tuple[Floats, Bools]:
         """Returns (S,) the offset subtracted before ranks are compared, and which have it.
@@ -241,7 +241,8 @@ class Straggler(Detector):
         """Adds the newest departures from cohort and own past, which show since when a rank is slow."""
         known, rose = np.flatnonzero(np.isfinite(departure)), self.slow.rose[: len(departure)]
         self.slow.newest[known, self.samples.steps[known] % _NEWEST] = departure[known]
-        np.copyto(rose, time, where=(departure < HARM / 2) | (rose == 0))
+        rose[departure < HARM / 2] = 0
+        np.copyto(rose, time, where=(departure >= HARM / 2) & (rose == 0))
 
     def _measure_lateness(self, step: Step, near: Bools) -> Lateness:
         """Compares the ranks that may be slow with the others of their team. near: (S,) may be far behind."""
@@ -290,9 +291,10 @@ class Straggler(Detector):
             counted = np.array([int(bits).bit_count() for bits in self.samples.over[new]])
             first = time - np.maximum(counted - 1, 0) * gap
             # what was a little slower than its team before only changed then
-            begun = np.where(late.started[new], first, slow.rose[new])
+            rose = np.where(slow.rose[new] > 0, slow.rose[new], time)
+            begun = np.where(late.started[new], first, rose)
             since[new] = np.where(step.on[new], np.minimum(begun, first), begun)
-            lasted[new] = np.maximum(time - begun - gap, 0) / SECOND
+            lasted[new] = np.maximum(time - np.where(late.started[new], begun + gap, begun), 0) / SECOND
             lost[new] = lasted[new] * late.cost[new]
             steps = self.samples.steps[new]  # found as soon as it is judged: slow in all of its steps
             early = late.started[new] & (steps <= LEARN + 2)

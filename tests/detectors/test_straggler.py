@@ -41,6 +41,17 @@ def test_a_slowdown_of_five_minutes_does_not_page_at_any_strength(site, watch, f
     assert "page" not in {f.level for f in watch(Straggler(), site, 200, slowed(3, factor, 60, 90))}
 
 
+def test_a_pause_of_the_job_before_a_slowdown_does_not_count_for_its_page(site, watch):
+    def change(tick, values):
+        if 40 <= tick < 60:
+            values["rank"]["rank.compute_time"][:] = np.nan
+        slowed(3, 1.18, 60, 87)(tick, values)
+
+    found = watch(Straggler(), site, 160, change)
+    assert {f.level for f in found} == {"suspect", "ticket"}
+    assert min(f.onset for f in found) >= START + 59 * STEP
+
+
 @pytest.mark.parametrize("minutes", [3, 4])
 def test_minutes_of_a_slightly_slow_rank_do_not_count_for_the_page_of_a_short_strong_slowdown(site, watch, minutes):
     def change(tick, values):

@@ -141,6 +141,15 @@ def test_clocks_that_fall_together_are_named_as_the_cause():
     assert "SM clocks" in found[0].evidence["cause"]
 
 
+def test_clocks_a_few_percent_lower_do_not_explain_a_job_that_has_almost_stopped():
+    def change(tick, values, rates):
+        slower(0.45, active=0.3)(tick, values, rates)
+        values["gpu"]["gpu.sm_clock"] *= 0.96
+
+    found = findings(change)
+    assert {f.evidence["cause"] for f in found} == {"GPUs wait, cause not visible"}
+
+
 @pytest.mark.slow
 def test_a_new_power_cap_of_all_is_policy():
     def change(tick, values, rates):
