@@ -153,7 +153,8 @@ def decide_level(
     if not causes and (suspicion.doubt or not weight.alone):
         return "suspect"
     told = any(not cause.is_clock for cause in causes)  # what people set explains a clock, so that it proves nothing
-    if held >= hold and cost >= (CORROBORATED if told else HARM):
+    unexplained = cost + np.log1p(-max((c.value for c in causes if c.is_clock and c.intended), default=0.0))
+    if held >= hold and (cost >= CORROBORATED if told else unexplained >= HARM):
         return "page" if told or (weight.waits and weight.peers + 1 >= LEAST_PEERS) else "ticket"
     return "ticket" if quick or (held >= hold and cost >= CORROBORATED) else "suspect"
 

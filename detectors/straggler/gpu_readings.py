@@ -57,7 +57,10 @@ slowness. The kernel's own averages are of 10 s; oomd's default acts on several 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold."""
+    """One visible cause. title: in few words; text: in full; physical: a fact of the device, which needs no hold.
+
+    intended: people set it, so that its part of a slowdown is no fault.
+    """
 
     key: str
     title: str
@@ -65,6 +68,7 @@ class Cause:
     signal: str
     physical: bool
     value: float
+    intended: bool = False
 
     @property
     def is_clock(self) -> bool:
@@ -245,8 +249,9 @@ class GpuReadings(State):
         effect, score = np.median(cells[[kernel.EFFECT, kernel.UP]][:, slots], axis=1).tolist()
         below, low = float(np.median(clocks.below[slots])), -np.log(SLOW_CLOCK)
         below = below if effect < CLOCK.delta else 0.0  # slower than before is not slow since its start
-        facts = self.known[mine] & ~has_reason(self.bits[mine], SETTINGS) & (self.capped[mine] < 0.5)
-        physical = bool(2 * np.count_nonzero(facts) >= len(mine))
+        limited = has_reason(self.bits[mine], SETTINGS) | (self.capped[mine] >= 0.5)
+        physical = bool(2 * np.count_nonzero(self.known[mine] & ~limited) >= len(mine))
+        intended = bool(2 * np.count_nonzero(self.known[mine] & limited) > len(mine))
         if below >= low:
             since, key, less = " since start", "sm_clock_below_stage", -float(np.expm1(-below))
         elif effect >= CLOCK.delta and score > CLOCK.threshold / 2:
@@ -260,7 +265,7 @@ class GpuReadings(State):
             return []
         text = f"SM clock {100 * less:.0f} % below that of its peers{since}"
         title = f"SM clock {100 * less:.0f} % low{since}"
-        return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4))]
+        return [Cause(key, title, text, "gpu.sm_clock", physical, round(less, 4), intended)]
 
 
 def find_host_cause(node: str, others: Sequence[str], pressure: Pressure) -> list[Cause]:

@@ -20,6 +20,7 @@ from detectors.straggler.blame import HARM, STARTED, Suspicion, Weight, decide_l
 from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import (
     CLOCK,
+    POLICY,
     SIGNALS,
     Cause,
     ClockWatch,
@@ -319,6 +320,8 @@ class Straggler(Detector):
             alone = sum(each == job and (since_start or not o) for each, o in unexplained) <= 1
             weight = self._weigh(suspicion, step, late, alone)
             level = decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
+            if any(cause.key == POLICY for cause in causes):  # that time does not count for a slowness beyond the cap
+                self.slow.lasted[suspicion.slots], self.slow.lost[suspicion.slots] = 0.0, 0.0
             since = int(self.slow.since[suspicion.slots][slow[suspicion.slots]].min())
             if due := due_report(self.conditions, suspicion.entity, time, since, level):
                 reports.append(self._slow_finding(time, suspicion, causes, due, step, late))

@@ -45,9 +45,9 @@ _STILL, _STEPS = 60 * SECOND, 3
 """us, and usual steps, without a step before a job is judged. Chosen."""
 _LASTS = 60 * SECOND  # us for which it must look the same: a single reading proves little; chosen
 _BUSY = 0.9  # utilization of a GPU on which a kernel spins; NVML counts it as busy
-_LOW = 0.5
+_LOW = 0.45
 """Share of its usual power below which a GPU does not compute: a hang leaves 20 to 40 % (MegaScale and Minder show such
-traces), evaluations more than half. Chosen."""
+traces), evaluations half or more. Chosen between."""
 _SPINNING, _UNSURE = 0.35, 900.0
 """The same share below which nothing else looks like a hang, and s for which one that draws more must last: evaluations
 and rollouts within nodes draw more as well. Not in the first two hours of a job, in which most pause once. Chosen."""

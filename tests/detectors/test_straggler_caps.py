@@ -194,6 +194,28 @@ def test_a_slow_gpu_that_draws_less_under_the_limit_of_its_peers_is_no_policy():
     assert "power cap" not in found[-1].summary
 
 
+def test_minutes_under_a_cap_do_not_count_for_the_page_of_a_short_slowdown_beyond_it():
+    node = np.arange(site.SIZE) < site.WIDTH
+
+    def change(tick, values):
+        if tick >= 60:
+            values["gpu"]["gpu.throttle_reasons"][node] = 4.0
+            values["gpu"]["gpu.sm_clock"][node] /= 1.08
+            values["rank"]["rank.compute_time"][node] *= 1.15 if not 120 <= tick < 145 else 1.5
+
+    assert {f.level for f in watch_from(60, change, 200)} == {"suspect"}
+
+
+def test_a_clock_lower_under_the_cap_of_all_explains_its_part_of_a_slowdown():
+    def change(tick, values):
+        values["gpu"]["gpu.throttle_reasons"][:] = 4.0
+        if tick >= 100:
+            values["rank"]["rank.compute_time"][SLOW] *= 1.11
+            values["gpu"]["gpu.sm_clock"][SLOW] /= 1.08
+
+    assert max((f.level for f in watch_from(100, change, 200)), key=LEVELS.index) == "ticket"
+
+
 SPREAD = 1.04 + 0.10 * (np.arange(site.SIZE) % 11 == 3)
 """What a lower limit costs each GPU in clock: identical ones leak differently, here three of 32 most."""
 

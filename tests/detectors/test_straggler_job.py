@@ -193,6 +193,11 @@ def test_a_job_that_draws_more_than_a_third_of_its_power_hangs_after_fifteen_min
     assert 900 <= (page - CASE.time(SINCE - 1)) / SECOND <= 960, "evaluations draw as much, and are shorter"
 
 
+def test_a_job_that_draws_half_of_its_power_evaluates():
+    found = findings(lambda tick, values: stop_steps(tick, values, 290.0), 240, long_watched("page"))
+    assert {f.level for f in found} <= {"suspect"}
+
+
 def test_a_job_of_one_node_hangs_after_an_hour_since_it_never_sends():
     detector = StragglerJob()
     assert detector._hangs_after(seen("job:small", nodes=1)) == 3600.0
