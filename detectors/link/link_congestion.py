@@ -396,17 +396,19 @@ class LinkCongestion(Detector):
         if kind == _PAUSED and self._has_pausing_port(ports):
             self.crowded.pop(leaf, None)  # a slow receiver: pauses spread from its switch to those that send to it
             return
-        mine, excess = ports[over[kind, ports]], traffic.excess[:, ports]
-        judged, beside = ports[np.isfinite(excess[kind])], bool(traffic.alone[kind, mine].mean() < 0.5)
+        mine = ports[over[kind, ports]]
+        excess = traffic.excess[:, mine]
+        judged, beside = ports[np.isfinite(traffic.excess[kind, ports])], bool(traffic.alone[kind, mine].mean() < 0.5)
         slower = traffic.slowing(judged, groups)
         # marks for each byte rise also where nothing but bytes are lost
-        marked = (excess[_MARKED] - np.fmax(excess[_LESS], 0) > np.log(self.factor)).sum() * 2 > len(judged)
+        marked = (excess[_MARKED] - np.fmax(excess[_LESS], 0) > np.log(self.factor)).sum() * 2 > len(mine)
         few = len(mine) < self.ports and not (beside and slower >= _SLOWER)
         if few and leaf not in self.crowded:
             return
         began = frame.time - int(MINUTE_S * SECOND)  # within the minute that was read
         known = self.crowded.setdefault(leaf, {"onset": began, "looks": 0})
         known |= {"seen": frame.time, "looks": known["looks"] + 1, "kind": kind, "few": few, "beside": beside}
+        known["full"] = known.get("full", 0) + (not few)
         known |= {"ports": len(mine), "of": len(judged), "slower": slower, "marked": bool(marked)}
         known["factor"] = float(np.exp(np.median(traffic.excess[kind, mine])))
         known["load"] = float(np.nanmedian(traffic.share[judged]))
@@ -424,7 +426,9 @@ class LinkCongestion(Detector):
         return [finding for finding in found if finding is not None]
 
     def _leaf_finding(self, frame: Frame, leaf: str, known: dict[str, Any]) -> Finding | None:
-        held, harms = (frame.time - known["onset"]) / SECOND, known["slower"] >= _SLOWER
+        # minutes in which most of its ports did not send, or few were in excess, prove nothing
+        held = min((frame.time - known["onset"]) / SECOND, known["full"] * MINUTE_S)
+        harms = known["slower"] >= _SLOWER
         slows, shared = harms and not known["marked"], known["kind"] != _LESS or known["jobs"] > 1
         level: Level = "suspect"
         if held >= self.hold / (2 if harms else 1) and shared and not known["few"] and (known["beside"] or harms):

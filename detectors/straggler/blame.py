@@ -156,7 +156,7 @@ def decide_level(
     unexplained = cost + np.log1p(-max((c.value for c in causes if c.is_clock and c.intended), default=0.0))
     if held >= hold and (cost >= CORROBORATED if told else unexplained >= HARM):
         return "page" if told or (weight.waits and weight.peers + 1 >= LEAST_PEERS) else "ticket"
-    return "ticket" if quick or (held >= hold and cost >= CORROBORATED) else "suspect"
+    return "ticket" if quick or (held >= hold and unexplained >= CORROBORATED) else "suspect"
 
 
 def write_title(

@@ -44,8 +44,8 @@ _ACTIVE, _POWER, _CLOCK = 0.03, 0.05, 0.03
 """Least fall of a job's SM activity (twice the daily swing of 1 to 2 % of Dubey et al., 2024, section 3.3.4), power and
 SM clock (two of NVML's steps) that show that its GPUs wait or are slow. Chosen."""
 _POWER_OF_CLOCK = 3.0
-"""Times the fall of a clock that throughput or power falls by it, at most: dynamic power is the product of frequency and
-the square of voltage, which falls with it."""
+"""Times the fall of a clock by which throughput or power fall with it, at most: dynamic power is the product of
+frequency and the square of voltage, which falls too."""
 _PAUSES = 1 / 3  # share of its throughput below which a job saves, evaluates or waits, and is not slower; chosen
 _SPINS = 0.3
 """Share of its load that a GPU shows while it waits in a collective: a hang leaves 20 to 40 % of the power (traces of

@@ -48,8 +48,8 @@ _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal 
 class SlowTimes(State):
     """By slot. since: since when it is slow, 0 not (us).   lasted: s of steps in that time.   lost: s that it cost in
     them.   started: that time is one of slowness since its first sample, not of a change.   rose: first step (us) from
-    which all were slower than usual, 0 none.   offset: own normal where ranks of several stages are compared.   accepted: ln
-    of the slowdown that a person called no fault.   newest: departures from cohort and own past.
+    which all were slower than usual, 0 none.   offset: own normal where ranks of several stages are compared.
+    accepted: ln of the slowdown that a person called no fault.   newest: departures from cohort and own past.
     """
 
     since: NDArray[np.int64] = memory(0, np.int64)

@@ -114,6 +114,34 @@ def test_less_traffic_of_a_single_job_and_nothing_else_stays_a_suspect() -> None
     assert run_detector(less)[-1].level == "page"  # nodes without a known job are work of their own
 
 
+def test_minutes_in_which_a_leaf_sends_nothing_do_not_count_for_its_page() -> None:
+    leaf = np.arange(len(PORTS)) % RAILS == 1
+
+    def pausing(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        slow = [t for t in range(FAULT, tick) if not 0 <= t - FAULT - 18 < 48]
+        values["nic.tx_bytes"][CONGESTED] -= np.floor(0.3 * LOAD * 10.0 * len(slow))
+        values["nic.tx_bytes"][leaf] -= np.floor(LOAD * 10.0 * (max(0, tick - FAULT) - len(slow)))
+        return {name: values[name] for name in ("nic.tx_bytes", "nic.speed")}
+
+    until = FAULT + 18 + 48 + 24
+    assert "page" not in {f.level for f in run_detector(pausing, ticks=until)}
+    assert run_detector(pausing, ticks=until + 48)[-1].level == "page"
+
+
+def test_more_marks_on_a_third_of_the_ports_are_congestion_and_not_a_broken_leaf() -> None:
+    def fewer(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        since, marks = max(0, tick - FAULT), ("nic.cnp_sent", "nic.cnp_handled", "nic.ecn_marked")
+        values["nic.tx_bytes"] -= np.floor(0.15 * LOAD * 10.0 * since)  # the job is slower everywhere
+        for name in marks:
+            values[name][CONGESTED] += 400.0 * 10 * since
+            values[name][CONGESTED[3:]] -= 400.0 * 10 * max(0, since - 30)
+        return {name: values[name] for name in ("nic.tx_bytes", "nic.speed", *marks)}
+
+    found = run_detector(fewer, congested=[])
+    assert {f.entity for f in found} == {"leaf:l1"}
+    assert found[-1].level == "ticket"
+
+
 def test_idle_ports_are_not_judged() -> None:
     def idle(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return values | {"nic.tx_bytes": 1e12 + 1e4 * tick * np.ones(len(PORTS))}
