@@ -154,7 +154,7 @@ def decide_level(
         return "suspect"
     told = any(not cause.is_clock for cause in causes)  # what people set explains a clock, so that it proves nothing
     unexplained = cost + np.log1p(-max((c.value for c in causes if c.is_clock and c.intended), default=0.0))
-    if held >= hold and (cost >= CORROBORATED if told else unexplained >= HARM):
+    if held >= hold and cost >= (CORROBORATED if told else HARM):
         return "page" if told or (weight.waits and weight.peers + 1 >= LEAST_PEERS) else "ticket"
     return "ticket" if quick or (held >= hold and unexplained >= CORROBORATED) else "suspect"
 

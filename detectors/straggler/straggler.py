@@ -320,7 +320,8 @@ class Straggler(Detector):
             alone = sum(each == job and (since_start or not o) for each, o in unexplained) <= 1
             weight = self._weigh(suspicion, step, late, alone)
             level = decide_level(suspicion, causes, weight, self.hold, self.ticket_hold)
-            if any(cause.key == POLICY for cause in causes):  # that time does not count for a slowness beyond the cap
+            if any(cause.key == POLICY and cause.value < 1 for cause in causes):
+                # time under a cap that does not come and go counts for no slowness beyond it
                 self.slow.lasted[suspicion.slots], self.slow.lost[suspicion.slots] = 0.0, 0.0
             since = int(self.slow.since[suspicion.slots][slow[suspicion.slots]].min())
             if due := due_report(self.conditions, suspicion.entity, time, since, level):

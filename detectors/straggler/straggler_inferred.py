@@ -323,9 +323,8 @@ class StragglerInferred(Detector):
             alone = others == 0 and (bool(known) or job not in named)
             if side and not known and (job in named and job >= 0):
                 continue  # the rest of a job waits for the part that is known to be slow
-            if any(cause.key == POLICY for cause in known):  # people set it: that time does not count for a slowness
-                self.symptoms.since[side][suspicion.slots] = time  # beyond the cap
-                continue
+            if any(cause.key == POLICY for cause in known):
+                continue  # people set it
             level = self._decide(now, suspicion, side, known, alone)
             since = self.symptoms.since[side][suspicion.slots]
             onset = int(since[since > 0].min(initial=time))

@@ -206,14 +206,14 @@ def test_minutes_under_a_cap_do_not_count_for_the_page_of_a_short_slowdown_beyon
     assert {f.level for f in watch_from(60, change, 200)} == {"suspect"}
 
 
-def test_a_clock_lower_under_the_cap_of_all_explains_its_part_of_a_slowdown():
+def test_a_few_percent_that_a_clock_under_the_cap_of_all_explains_are_no_ticket():
     def change(tick, values):
         values["gpu"]["gpu.throttle_reasons"][:] = 4.0
         if tick >= 100:
-            values["rank"]["rank.compute_time"][SLOW] *= 1.11
-            values["gpu"]["gpu.sm_clock"][SLOW] /= 1.08
+            values["rank"]["rank.compute_time"][SLOW] *= 1.07
+            values["gpu"]["gpu.sm_clock"][SLOW] /= 1.06
 
-    assert max((f.level for f in watch_from(100, change, 200)), key=LEVELS.index) == "ticket"
+    assert {f.level for f in watch_from(100, change, 200)} <= {"suspect"}
 
 
 SPREAD = 1.04 + 0.10 * (np.arange(site.SIZE) % 11 == 3)
