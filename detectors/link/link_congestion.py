@@ -248,8 +248,8 @@ class LinkCongestion(Detector):
     the same, and it stays a suspect unless the job's traffic is 10 % lower too. Page: the same without more congestion
     marks, while a job of these ports is 10 % slower, as its ports on other leaves show: a leaf that loses packets or
     holds up data without a cause; where nothing but traffic shows it, two jobs at least, else it is a suspect. A leaf
-    on which a tenth of the ports have errors, and more than elsewhere, is left to the detector `link`. Ends when a
-    third of the ports are left, or none sends for ten minutes.
+    on which a tenth of the ports have errors, and more than elsewhere, is left to the detector `link`. Only minutes
+    count in which enough ports are over. Ends when a third of the ports are left, or none sends for ten minutes.
 
     A host's port that pauses its switch for more than 1 % of the time and ten times as long as the ports of its job,
     while bytes move, receives too slowly: suspect after two minutes, ticket after `pause_hold` s, page where its

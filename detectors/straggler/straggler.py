@@ -93,9 +93,10 @@ class Straggler(Detector):
     which no spread of manufacture explains, or if the device shows the cause.
 
     If most GPUs of a node are slow, the node is the cause. If over 30 % of a stage's nodes are slow, none of them is:
-    see straggler_job. A lower power cap is policy: a suspect, as far as the clock is lower. After a change of the
-    power limits of most of a stage its ranks learn again. GPUs of a loop or rack that throttle together are left to
-    the detectors of heat and power.
+    see straggler_job. A lower power cap is policy: a suspect, as far as the clock is lower; time under one that does
+    not come and go counts for no slowness beyond it, and time in which the job pauses for none. After a change of the
+    power limits of most of a stage its ranks learn again. GPUs of a loop or rack that throttle together are left to the
+    detectors of heat and power.
 
     Announced maintenance is not judged. After a software change a rank learns again; after a pause it restarts without
     suspicion. A stage that is too small is compared with the whole job.

@@ -114,9 +114,9 @@ class StragglerInferred(Detector):
     twenty times its own swings of two hours, or all clocks fell alike: a ticket after `job_hold` s; a page after `hold`
     s if it is nearly twice as slow. A ticket after `hold` s if tasks of its nodes wait for I/O. A job on one node is
     judged by its activity or power; its node pages after `hold` s where tasks wait for processors, or clocks fell for
-    no visible reason. Nothing is reported for a new power cap, for a job some of whose GPUs began to throttle, that is
-    as busy as before (more work in each step), or that restarted or sends nothing (no steps). Ports that wait, and the
-    leaf that slows a job, are left to link_congestion.
+    no visible reason and by at least a third of what it lost. Nothing is reported for a new power cap, for a job some
+    of whose GPUs began to throttle, that is as busy as before (more work in each step), or that restarted or sends
+    nothing (no steps). Ports that wait, and the leaf that slows a job, are left to link_congestion.
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); 0.8: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest

@@ -103,7 +103,7 @@ def find_stuck_kind(job: JobNow, io_pressure: float) -> str:
 class StragglerJob(Detector):
     """Finds jobs that make no steps, or steps at least 10 % longer than before, with the cause.
 
-    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Of a job on several
+    Hang: no step for `hang` s while GPUs spin at less than 45 % of their power and nothing is sent. Of a job on several
     nodes that reports no steps, the time since it last sent data counts, after its first two hours. 15 min if they draw
     more than a third of their power. For longer where jobs paused like that and went on (rollouts, evaluations within
     nodes): 1.5 times the own longest pause, or that of 19 in 20 jobs of the site, at most an hour. Page; for a job of
