@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
-from dashboards.act_answers import parse_act
+from dashboards.act_answers import Act, parse_act
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
 from dashboards.views.silencing import draw_right
@@ -81,15 +81,21 @@ def propose(body: Mapping[str, Any]) -> None:
     st.session_state[_OPEN] = send("acts", body, "Proposed. The executor plans it within seconds.")
 
 
-def send(path: str, body: Mapping[str, Any], done: str) -> str:
-    """Sends a change; returns the id of the act, "" if nothing changed. `draw_result` shows what came of it."""
+def send(path: str, body: Mapping[str, Any], done: str | Callable[[Act], str]) -> str:
+    """Sends a change; returns the id of the act, "" if nothing changed. `draw_result` shows what came of it.
+
+    done: the text if it succeeds, or what returns it.
+    """
     try:
         made = snapshot.send(parse_act, path, body)
     except ApiError as error:
         about = path.partition("/")[2].partition("/")[0]
         st.session_state[_RESULT] = about, Outcome("critical", f"Nothing changed. {error}", False)
         return ""
-    st.session_state[_RESULT] = made.id, Outcome("quiet", f"{made.id}: {done}", True)
+    st.session_state[_RESULT] = (
+        made.id,
+        Outcome("quiet", f"{made.id}: {done if isinstance(done, str) else done(made)}", True),
+    )
     return made.id
 
 

@@ -228,7 +228,14 @@ def _approve(act: Act, break_glass: bool = False) -> None:
         "typed": str(st.session_state.get("act-typed") or "").strip(),
         "break_glass": break_glass,
     }
-    send(f"acts/{snapshot.quoted(act.id)}/approve", body, "Approved. The executor begins within seconds.")
+    send(f"acts/{snapshot.quoted(act.id)}/approve", body, approved_text)
+
+
+def approved_text(act: Act) -> str:
+    """Returns what follows an approval: another one, or the executor's work."""
+    if act.state == "awaiting_approval":
+        return "Approved. One more person must approve it."
+    return f"Approved. It waits: {act.waits_for}." if act.waits_for else "Approved. The executor begins within seconds."
 
 
 def _cancel(act: Act) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dashboards import identity
 from dashboards.act_answers import parse_act, parse_acts
 from dashboards.identity import Person
-from dashboards.views.acts import guard_result, headline, state_text, subtitle
+from dashboards.views.acts import approved_text, guard_result, headline, state_text, subtitle
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW
 from tests.dashboards.test_dashboard_pages import page, shown
@@ -142,6 +142,14 @@ def test_without_a_login_or_as_a_viewer_nobody_is_offered_a_decision(
     test = page(acts_script, id="ACT-1")
     assert "Not allowed." in shown(test)
     assert [button.label for button in test.button] == []
+
+
+def test_an_approval_says_what_it_still_needs() -> None:
+    assert approved_text(parse_act(act_table())) == "Approved. One more person must approve it."
+    approved = act_table(state="approved")
+    assert approved_text(parse_act(approved)) == "Approved. The executor begins within seconds."
+    waiting = approved | {"waits_for": "until no job is on the nodes: n042 has 81"}
+    assert approved_text(parse_act(waiting)) == "Approved. It waits: until no job is on the nodes: n042 has 81."
 
 
 def test_an_operator_approves_the_plan_that_is_shown(acts: Any) -> None:

@@ -126,6 +126,22 @@ def test_an_undo_of_a_hold_is_a_verb_of_its_own(house: House, tmp_path: Path) ->
     assert house.asked[0][1]["verb"] == "undo"
 
 
+@pytest.mark.parametrize(
+    ("out", "reason", "held"),
+    [
+        (True, "fleetpulse:ACT-1 INC-7 alice hot", True),
+        (True, "tool: taken out", None),  # neither watched nor released here
+        (True, "fleetpulse:ACT-2 bob", None),
+        (False, "", None),
+    ],
+)
+def test_a_hold_by_a_tool_is_verified_by_its_mark_at_the_scheduler(
+    house: House, tmp_path: Path, out: bool, reason: str, held: bool | None
+) -> None:
+    node = replace(NODE, out=out, reason=reason)
+    assert make_adapter(house, tmp_path).find_effect(replace(ACT, verb="hold"), node) is held
+
+
 def test_without_a_secret_or_with_one_that_cannot_be_read_it_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs both"):
         Webhook(Acts())

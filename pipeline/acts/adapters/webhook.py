@@ -85,9 +85,12 @@ class Webhook:
         return Outcome(answer.status in (200, 201, 204), f"HTTP {answer.status}")
 
     def find_effect(self, act: Act, node: SchedulerNode) -> bool | None:
-        """See `Adapter.find_effect`: what the scheduler shows, for the verbs that change it; else the tool's answer."""
+        """See `Adapter.find_effect`: what the scheduler shows, for the verbs that change it; else the tool's answer.
+
+        A node that the tool took out without our mark is not held here: it could be neither watched nor released.
+        """
         if act.verb == "hold":
-            return node.out or None
+            return (node.out and node.mark == act.mark) or None
         return not node.out or None if act.verb == "release" else True
 
     def _send(self, act: Act, name: str, verb: str) -> Answer:
