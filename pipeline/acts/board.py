@@ -265,13 +265,15 @@ class Board:
                 return self._save(done, f"{POLICY}{policy}", "approve act", "approved by the policy")
             return self._save(waiting, who, "plan act", "; ".join(plan.commands)[:MAX_REASON])
 
-    def begin(self, id_: str, failing: Sequence[str], who: str) -> Act:
+    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "") -> Act:
         """Records the intent before the first command. failing: guards that fail now, at most those approved.
 
-        Raises Refused unless the act is approved, its plan unchanged, its approval not expired.
+        Raises Refused unless the act is approved, its plan unchanged, its approval not expired, and the executor still
+        the one that is at work.
         """
         with self._lock:
             act, now = self.find(id_), self.clock()
+            self._lease.check(who, instance, now)
             self._lease.keep(who, now)
             if act.state == "executing":
                 return self._save(

@@ -45,7 +45,7 @@ class BoardAccess(Protocol):
     def claim(self, who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]: ...
     def collect_facts(self, id_: str) -> Facts: ...
     def plan(self, id_: str, plan: Plan) -> Act: ...
-    def begin(self, id_: str, failing: Sequence[str], who: str) -> Act: ...
+    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "") -> Act: ...
     def report(self, id_: str, state: str, who: str, result: Mapping[str, Any], comment: str = "") -> Act: ...
     def report_undone(self, id_: str, target: str, seen: str, who: str) -> Act: ...
 
@@ -175,7 +175,7 @@ class Executor:
         if changes := find_changes(act, fresh):
             self.board.report(act.id, "refused", self.name, {"reason": f"the plan has changed: {'; '.join(changes)}"})
             return
-        begun = self.board.begin(act.id, [guard.name for guard in fresh.failing], self.name)
+        begun = self.board.begin(act.id, [guard.name for guard in fresh.failing], self.name, self.instance)
         if begun.attempts > 1:  # this process was slow, and lost the right to act: a program must not run twice
             raise Refused(f"act {act.id}: another executor began it in between")
         self._begun.add(act.id)
@@ -200,7 +200,7 @@ class Executor:
             self.board.report(act.id, "failed", self.name, {"reason": said, "held": held})
             return
         # a row of the audit for each interruption, not for each try of the same process
-        begun = act if act.id in self._begun else self.board.begin(act.id, (), self.name)
+        begun = act if act.id in self._begun else self.board.begin(act.id, (), self.name, self.instance)
         self._begun.add(act.id)
         self._carry_out(begun, world)
 

@@ -33,6 +33,7 @@ class Facts:
     a target, by target; both only for acts that wait for checkpoints.
     relapses: targets that were held again within the burn-in after an earlier release, with that release.
     deep_checks: targets that passed a diagnostic of level 3 or above after the hold.
+    leaving: nodes of other holds that began and are not verified: the scheduler may not show them as out yet.
     failed_checks: diagnostics that failed on a target after the hold, and that none passed since which tests as much.
     """
 
@@ -55,6 +56,7 @@ class Facts:
     relapses: Mapping[str, str] = field(default_factory=dict)
     deep_checks: frozenset[str] = frozenset()
     failed_checks: Mapping[str, str] = field(default_factory=dict)
+    leaving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ class Question:
 
     @property
     def out_after(self) -> frozenset[str]:
-        """Names of all nodes that are out of service once the act is done."""
-        return self.world.out | frozenset(self.names)
+        """Names of all nodes that are out of service once the act, and other holds that began, are done."""
+        return self.world.out | frozenset(self.names) | (self.facts.leaving & self.world.nodes.keys())
 
 
 Guard = Callable[[Question], GuardResult]

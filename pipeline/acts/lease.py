@@ -37,6 +37,13 @@ class Lease:
             raise Refused(f"executor {who}: {other} is at work, until it has been quiet for {LEASE_S:g} s")
         self.holder, self.asked, self.waits = (who, instance), now, dict(waits)
 
+    def check(self, who: str, instance: str, now: int) -> None:
+        """Raises Refused for an executor that was slow, and whose right another one has by now: two of them would see
+        the same nodes in service, and take out more than the guards allow. instance: "" of an older executor."""
+        mine = who == self.holder[0] and instance in ("", self.holder[1])
+        if self._is_held(now) and not mine:
+            raise Refused(f"executor {who}: another one is at work by now; nothing was begun")
+
     def keep(self, who: str, now: int) -> None:
         """Prolongs the right of the executor that is at work: it says what it does, in a round that may be long."""
         if who == self.holder[0] and self._is_held(now):

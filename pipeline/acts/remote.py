@@ -58,9 +58,9 @@ class RemoteBoard:
         """See `Board.plan`."""
         return self._change(id_, "plan", {"plan": to_json(asdict(plan))})
 
-    def begin(self, id_: str, failing: Sequence[str], who: str) -> Act:
+    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "") -> Act:
         """See `Board.begin`."""
-        return self._change(id_, "begin", {"failing": list(failing), "executor": who})
+        return self._change(id_, "begin", {"failing": list(failing), "executor": who, "instance": instance})
 
     def report(self, id_: str, state: str, who: str, result: Mapping[str, Any], comment: str = "") -> Act:
         """See `Board.report`."""

@@ -76,9 +76,10 @@ class PlanReport(Strict):
 
 
 class Beginning(Name):
-    """failing: guards that do not pass now."""
+    """failing: guards that do not pass now.   instance: of the executor's process."""
 
     failing: list[Word] = Field(max_length=64)
+    instance: Word = ""
 
 
 class Report(Name):
@@ -185,7 +186,7 @@ def plan(request: Request, act: str, made: PlanReport) -> Response:
 @act_router.post("/executor/acts/{act}/begin", include_in_schema=False)
 def begin(request: Request, act: str, now: Beginning) -> Response:
     """Records the intent before the first command, or refuses."""
-    return _answer(_known(act, lambda: _board(request).begin(act, now.failing, _executor(request, now))))
+    return _answer(_known(act, lambda: _board(request).begin(act, now.failing, _executor(request, now), now.instance)))
 
 
 @act_router.post("/executor/acts/{act}/report", include_in_schema=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import duckdb
 
@@ -45,8 +45,7 @@ class FactSource:
             condition, cause, below = self._describe_incident(act.incident)
             silent = frozenset(name for name in names if not engine.has_telemetry(f"node:{name}"))
             racks, domains = self._group("rack", names), self._group("chassis", names)
-            running = self._list_running(names) if waits else {}
-            gpus = {name: self._list_gpus(name) for name in names}
+            running, gpus = (self._list_running(names) if waits else {}), {n: self._list_gpus(n) for n in names}
         connection = engine.database.connection
         with engine.database.lock:
             acts = ledger.load_acts(connection, only_open=True)
@@ -65,6 +64,7 @@ class FactSource:
             cause=cause,
             cause_nodes=below,
             silent=silent,
+            leaving=find_leaving(acts, act),
             open_acts={t.partition(":")[2]: a.id for a in acts if a.id != act.id and is_at_work(a) for t in a.targets},
             recent=recent,
             excluded=self._config.excluded,
@@ -110,6 +110,12 @@ class FactSource:
     def _list_gpus(self, name: str) -> list[str]:
         """Returns the GPUs of a node."""
         return [e for e in self._engine.topology.descendants(f"node:{name}") if kind_of(e) == "gpu"]
+
+
+def find_leaving(acts: Iterable[Act], asked: Act) -> frozenset[str]:
+    """Returns the nodes of other holds that began and are not verified, without `node:`."""
+    begun = (a for a in acts if a.id != asked.id and a.state in ("executing", "executed", "verifying"))
+    return frozenset(target.partition(":")[2] for a in begun for target in a.held)
 
 
 def find_approved(act: Act) -> int:

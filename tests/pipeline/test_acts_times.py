@@ -18,10 +18,10 @@ from pipeline.acts.adapters.adapter import Outcome
 from pipeline.acts.board import Work
 from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.remote import encode_facts, parse_facts
-from pipeline.acts.scheduler import SchedulerNode
+from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.commands.act_board import read_recovery
 from pipeline.config.acts import Acts
-from pipeline.engine.act_facts import FactSource, find_held_since
+from pipeline.engine.act_facts import FactSource, find_held_since, find_leaving
 from pipeline.incidents.jobs import Place
 from pipeline.model.errors import Refused, Unreachable
 from pipeline.model.records import SECOND
@@ -184,6 +184,41 @@ def test_of_acts_that_are_not_over_none_is_left_out(world: World) -> None:
     connection = world.database.connection
     assert {act.id for act in ledger.load_acts(connection, only_open=True, most=1)} == made
     assert len(ledger.load_acts(connection, most=1)) == 1
+
+
+@pytest.mark.parametrize("other", [("other", "b"), ("executor", "b")])
+def test_an_executor_that_was_slow_begins_nothing_while_another_one_is_at_work(
+    world: World, other: tuple[str, str]
+) -> None:
+    world.executor.instance = "a"
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    read = world.scheduler.read_state
+
+    def read_slowly(now: int) -> SchedulerState:
+        world.scheduler.read_state = read  # type: ignore[method-assign]
+        world.now += 31 * SECOND
+        world.board.claim(*other)
+        return read(world.now)
+
+    world.scheduler.read_state = read_slowly  # type: ignore[method-assign]
+    world.run()
+    assert (world.state(act), world.scheduler.log) == ("approved", [])
+
+
+def test_nodes_of_a_hold_that_began_count_as_out_before_the_scheduler_shows_them(world: World) -> None:
+    """A house tool takes minutes, and a scheduler that died may have carried it out."""
+    world.scheduler.run("81", ("n11",))
+    world.facts["leaving"] = frozenset({"n11", "n19", "gone"})
+    plan = world.propose("hold", "n03").plan
+    assert plan is not None
+    assert [(g.name, g.now) for g in plan.failing] == [
+        ("nodes_out_in_fleet", "3 of 40 nodes out from all causes"),
+    ]
+    act = replace(world.propose("hold", "n04"), state="executing")
+    ended, dry = replace(act, id="ACT-2", state="verified"), replace(act, id="ACT-3", mode="dry-run")
+    asked = replace(act, id="ACT-4")
+    assert find_leaving([act, ended, dry, asked], asked) == {"n04"}
 
 
 def test_a_second_executor_of_the_same_name_waits(world: World) -> None:
