@@ -17,6 +17,9 @@ MAX_FAILED = 3
 FAILED: tuple[State, ...] = ("failed", "rolled_back")
 """States of an act that did not get its effect; a rolled back one failed on one of its nodes."""
 HOUR = 3600 * SECOND
+UNDONE_WINDOW = 24 * HOUR
+"""How long no policy approves a hold of a node that a person gave back at the scheduler (us): it would be taken from
+them again. Chosen: a day, in which somebody looks at it."""
 MAX_PROPOSED_SHARE = 0.05
 """Share of the fleet that policies may propose within 5 minutes: beyond it, the detectors are wrong, or the fault is of
 the site. Chosen: as the limit of nodes out of service."""
@@ -62,7 +65,7 @@ def find_approving_policy(
         or policy.verb != act.verb
     ):
         return None
-    if ledger.read_breaker(cursor):
+    if ledger.read_breaker(cursor) or ledger.was_undone(cursor, act.targets, now - UNDONE_WINDOW):
         return None
     used = ledger.count_steps(cursor, ["approved"], now - HOUR, act.requested_by, act.mode)
     return name if used < policy.per_hour else None

@@ -183,6 +183,16 @@ def find_failed_release(cursor: duckdb.DuckDBPyConnection, target: str, since: i
     return str(found[0]) if found else ""
 
 
+def was_undone(cursor: duckdb.DuckDBPyConnection, targets: Sequence[str], since: int) -> bool:
+    """Returns whether a person undid a hold of one of the nodes at the scheduler since a time."""
+    found = cursor.execute(
+        """SELECT 1 FROM audit WHERE action = 'hold undone' AND time >= make_timestamptz($1::BIGINT)
+           AND list_contains($2::VARCHAR[], regexp_extract(reason, '^(node:[^ ]+): ', 1)) LIMIT 1""",
+        [since, list(targets)],
+    ).fetchone()
+    return found is not None
+
+
 # --- the circuit breaker ------------------------------------------------------------------------------
 
 

@@ -478,6 +478,19 @@ def test_a_policy_that_a_site_switched_on_approves_within_its_rate_and_never_pas
     assert world.propose("hold", "n19", who=POLICY, person=False).state == "refused"
 
 
+def test_no_policy_takes_a_node_again_that_a_person_gave_back(database: Database) -> None:
+    world = World(database, replace(ON, policies=(ActPolicy("thermal", scope="rack:r0", approve=True, per_hour=9),)))
+    hold = world.propose("hold", "n03", who=POLICY, person=False)
+    world.run(3)
+    world.scheduler.by_hand("n03", False)
+    world.run()
+    assert world.state(hold) == "cancelled"
+    assert world.propose("hold", "n03", who=POLICY, person=False).state == "awaiting_approval"
+    assert world.propose("hold", "n02", who=POLICY, person=False).state == "approved", "nobody gave this one back"
+    world.now += 25 * 3600 * SECOND
+    assert world.propose("hold", "n03", who=POLICY, person=False).state == "approved"
+
+
 @pytest.mark.slow
 def test_three_failed_acts_open_the_breaker_which_only_a_person_closes(database: Database) -> None:
     world = World(database, replace(ON, policies=(ActPolicy("thermal", scope="rack:r0", approve=True, per_hour=9),)))
