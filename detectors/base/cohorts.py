@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from pipeline.model.records import Frame
 from pipeline.model.topology import Topology
 
 Key = tuple[int, ...]
+_SPARE = 1024  # names of ended jobs that are kept before they are dropped together; chosen
 OWN = frozenset(
     (
         *("serial", "uuid", "guid", "name", "description", "asset_tag", "location"),
@@ -192,3 +193,34 @@ class AncestorIndex:
             found[i] = at.get(above, -1) if above else -1
         self._found = found
         return found
+
+
+class Ancestors:
+    """The nearest ancestors of one kind, by position: numbered anew as jobs come and go."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._at = np.empty(0, np.int32)
+
+    def update(self, size: int, changed: Iterable[tuple[int, str | None]]) -> None:
+        """Sets the ancestors at some of `size` positions; a new one has none."""
+        at, names = np.full(size, -1, np.int32), self._names
+        at[: len(self._at)] = self._at[:size]
+        for i, name in changed:
+            at[i] = -1 if name is None else names.setdefault(name, len(names))
+        self._at = at
+
+    def number(self) -> tuple[NDArray[np.int32], list[str]]:
+        """Returns (N,) number of each position's ancestor by first appearance, -1 without, and the names by number."""
+        there = np.flatnonzero(self._at >= 0)
+        first = np.full(len(self._names), len(self._at))
+        first[self._at[there[::-1]]] = there[::-1]
+        used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(self._at))]
+        names = list(self._names)
+        listed = [names[i] for i in used.tolist()]
+        number = np.full(len(names) + 1, -1, np.int32)
+        number[used] = np.arange(len(used))
+        if len(names) > 2 * len(listed) + _SPARE:  # jobs come and go
+            self._names, self._at = {name: i for i, name in enumerate(listed)}, number[self._at]
+            return self._at.copy(), listed
+        return number[self._at], listed

@@ -6,13 +6,14 @@ the median must still be that of the others. Clocks of different products differ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohorts import AncestorIndex
+from detectors.base.cohorts import AncestorIndex, Ancestors
 from detectors.base.job_index import JobIndex
 from detectors.base.state import State, memory, notes
 from detectors.base.statistics import group_medians_of
@@ -26,7 +27,6 @@ LEAST_PEERS = 8
 standard deviation is the error of a median of seven."""
 MOST_OF_COHORT = 0.3
 """Share of a cohort on one side above which its median does not hold (Huber, Robust Statistics, 1981)."""
-_SPARE = 1024  # names of ended jobs that are kept before they are dropped together; chosen
 _ABSURD = 1e30  # no time, logarithm or counter is as large
 _REPORTS_FOR = 600 * SECOND
 """us after its last compute time during which a job counts as reporting them: longer than most checkpoints and
@@ -64,7 +64,19 @@ class Placement(State):
     cohorts: list[str] = field(default_factory=list, init=False, repr=False)
     pooled: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     lone: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
-    _known: dict[str, _Ancestors] = field(default_factory=dict, init=False, repr=False)
+    _mates: dict[str, str] = notes()  # name -> name of its cohort
+    _key: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _known: dict[str, Ancestors] = field(default_factory=dict, init=False, repr=False)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `State.restore`; cohorts are built with the next frame."""
+        super().restore(state)
+        self._key = ()
+
+    def is_placed(self, frame: Frame) -> bool:
+        """Returns whether the topology and the devices are those of the last call."""
+        known, self._key = self._key, (id(frame.topology), frame.topology.version, len(frame.entities))
+        return known == self._key
 
     def place(
         self, names: Sequence[str], changed: Mapping[int, Mapping[str, str]], kinds: Sequence[str], fresh: bool
@@ -76,7 +88,7 @@ class Placement(State):
         self.names = names
         for kind in kinds:
             if fresh or kind not in self._known:
-                self._known[kind] = _Ancestors()
+                self._known[kind] = Ancestors()
             known = self._known[kind]
             known.update(len(names), ((i, around.get(kind)) for i, around in changed.items()))
             self.numbers[kind], self.entities[kind] = known.number()
@@ -139,6 +151,13 @@ class Placement(State):
         median = group_medians_of(known, self.team, int(self.team.max(initial=-1)) + 1)
         return np.append(median, np.nan)[self.team]
 
+    def follow_mates(self, names: Sequence[str], now: NDArray[np.object_]) -> NDArray[np.intp]:
+        """Returns the positions of names that had other peers before. now: the name of each one's cohort."""
+        before = np.array([*map(self._mates.get, names)], object)
+        other = np.flatnonzero(before != now).tolist()
+        self._mates.update((names[i], now[i]) for i in other)
+        return np.array([i for i in other if before[i] is not None], np.intp)
+
     def others(self, slots: NDArray[np.intp], counted: Bools) -> NDArray[np.intp]:
         """Returns the counted members of the cohort of the first of `slots`, without those."""
         alike = (self.groups == self.groups[slots[0]]) & (self.groups >= 0) & counted
@@ -155,37 +174,6 @@ def _largest_part(groups: NDArray[np.intp], nodes: Ints, size: int) -> NDArray[n
     return largest
 
 
-class _Ancestors:
-    """The nearest ancestors of one kind, by position."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._at = _no_ints()
-
-    def update(self, size: int, changed: Iterable[tuple[int, str | None]]) -> None:
-        """Sets the ancestors at some of `size` positions; a new one has none."""
-        at, names = np.full(size, -1, np.int32), self._names
-        at[: len(self._at)] = self._at[:size]
-        for i, name in changed:
-            at[i] = -1 if name is None else names.setdefault(name, len(names))
-        self._at = at
-
-    def number(self) -> tuple[Ints, list[str]]:
-        """Returns (N,) number of each position's ancestor by first appearance, -1 without, and the names by number."""
-        there = np.flatnonzero(self._at >= 0)
-        first = np.full(len(self._names), len(self._at))
-        first[self._at[there[::-1]]] = there[::-1]
-        used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(self._at))]
-        names = list(self._names)
-        listed = [names[i] for i in used.tolist()]
-        number = np.full(len(names) + 1, -1, np.int32)
-        number[used] = np.arange(len(used))
-        if len(names) > 2 * len(listed) + _SPARE:  # jobs come and go
-            self._names, self._at = {name: i for i, name in enumerate(listed)}, number[self._at]
-            return self._at.copy(), listed
-        return number[self._at], listed
-
-
 @dataclass
 class GpuPlacement(Placement):
     """(N,) by GPU of the frame. Call `update_topology` once per instant. Without a known job, those of its node are
@@ -195,9 +183,7 @@ class GpuPlacement(Placement):
     """
 
     reported_at: NDArray[np.int64] = memory(0, np.int64)
-    _mates: dict[str, str] = notes()  # GPU -> name of its cohort
     job_known: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
-    _key: tuple[int, ...] = field(default=(), init=False, repr=False)
     _devices: tuple[int, int] = field(default=(0, -1), init=False, repr=False)  # id and version of the topology
     _around: list[Mapping[str, str] | None] = field(default_factory=list, init=False, repr=False)
     _ranks: AncestorIndex = field(default_factory=lambda: AncestorIndex("gpu"), init=False, repr=False)
@@ -206,10 +192,8 @@ class GpuPlacement(Placement):
         """Follows topology and fleet; where they changed, returns (N,) GPUs with other peers than before.
 
         product: number of the product of each GPU, -1 unknown (Detector.kinds)."""
-        key = (id(frame.topology), frame.topology.version, len(frame.entities))
-        if key == self._key:
+        if self.is_placed(frame):
             return None
-        self._key = key
         devices, fresh = (id(frame.topology), frame.topology.device_version), False
         if devices != self._devices:
             self._devices, self._around, fresh = devices, [], True
@@ -224,22 +208,9 @@ class GpuPlacement(Placement):
         alone = (self.groups < 0) & ~self.job_known & (self.numbers["node"] >= 0)
         self.groups[alone] = self.numbers["node"][alone] + len(self.cohorts)
         self.cohorts += self.entities["node"]
-        return self._follow_mates(frame.entities)
-
-    def _follow_mates(self, gpus: Sequence[str]) -> Bools:
-        """Returns (N,) GPUs that had other peers before."""
-        names = np.array([*self.cohorts, "", "own past"], object)  # the last one is that of -1
-        now = names[np.where(self.job_known, self.groups, len(self.cohorts))]
-        before = np.array([*map(self._mates.get, gpus)], object)
-        other: Bools = np.array(before != now, bool)
-        self._mates.update((gpus[i], now[i]) for i in np.flatnonzero(other).tolist())
-        known: Bools = np.array([name is not None for name in before.tolist()], bool)
-        return np.logical_and(other, known)
-
-    def restore(self, state: Mapping[str, object]) -> None:
-        """See `State.restore`; cohorts are built with the next frame."""
-        super().restore(state)
-        self._key = ()
+        cohorts = np.array([*self.cohorts, "", "own past"], object)  # the last one is that of -1
+        now = cohorts[np.where(self.job_known, self.groups, len(self.cohorts))]
+        return np.isin(np.arange(len(now)), self.follow_mates(frame.entities, now))
 
     def record_reporting(self, gpus: Frame, ranks: Frame | None) -> None:
         """Records GPUs whose training job reports compute times."""

@@ -232,11 +232,7 @@ class JobThroughput(State):
         return int(self.pace.since[slot]) if slot >= 0 and self.pace.count[slot] >= LEARN else None
 
     def report(
-        self,
-        frames: Mapping[str, Frame],
-        blamed: Collection[str],
-        holds: tuple[float, float],
-        detector: str,
+        self, frames: Mapping[str, Frame], blamed: Collection[str], holds: tuple[float, float], detector: str
     ) -> list[Finding]:
         """Returns the findings that are due on slow jobs; none of which a part is blamed already.
 

@@ -36,9 +36,7 @@ class RankSlots(Placement):
     _slots: dict[str, int] = notes()
     _gpus: dict[str, str] = notes()  # rank -> the GPU on which it learned
     _left: dict[str, int] = notes()  # rank that is gone -> since when
-    _mates: dict[str, str] = notes()  # rank -> name of its cohort
     column: NDArray[np.int64] = field(default_factory=_no_columns, init=False, repr=False)
-    _key: tuple[int, ...] = field(default=(), init=False, repr=False)
     gpu_column: NDArray[np.int64] = field(default_factory=_no_columns, init=False, repr=False)
     _gpus_known: int = field(default=-1, init=False, repr=False)
     _living: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # rank -> its column
@@ -50,10 +48,8 @@ class RankSlots(Placement):
     def update_slots(self, frame: Frame, gates: Gates | None = None) -> list[int]:
         """Updates the slots from the topology; returns those with another rank, a rank on another GPU or, by `gates`,
         one whose device changed while it was gone."""
-        key = (id(frame.topology), frame.topology.version, len(frame.entities))
-        if key == self._key:
+        if self.is_placed(frame):
             return []
-        self._key = key
         gone, come, fresh = self._follow_living(frame)
         back = {rank: self._left[rank] for rank in come if rank in self._left} if gates else {}
         again = self._assign_slots(gone, come, frame.time)
@@ -63,12 +59,14 @@ class RankSlots(Placement):
         self.build_cohorts(np.zeros(len(self.names), np.int32), 2)
         self.groups[self.column < 0] = len(self.cohorts)  # a rank that is gone keeps what it learned among peers
         self.cohorts.append("gone")
-        return again + self._follow_mates()
+        here = np.flatnonzero(self.column >= 0)
+        now = np.array([*self.cohorts, "own past"], object)[self.groups[here]]  # the last one is that of -1
+        moved = here[self.follow_mates([self.names[slot] for slot in here.tolist()], now)]
+        return [*again, *moved.tolist()]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `State.restore`; the index is built with the next frame."""
         super().restore(state)
-        self._key = ()
         self._changed.forget()
 
     def _follow_living(self, frame: Frame) -> tuple[list[str], list[str], bool]:
@@ -123,16 +121,6 @@ class RankSlots(Placement):
         self.column, self._gpus_known, self.gpu_column = column, -1, np.full(size, -1, np.int64)
         self.place(names, around, _KINDS, fresh)
         return moved
-
-    def _follow_mates(self) -> list[int]:
-        """Returns the slots of ranks that had other peers before."""
-        here = np.flatnonzero(self.column >= 0)
-        now = np.array([*self.cohorts, "own past"], object)[self.groups[here]]  # the last one is that of -1
-        ranks = [self.names[slot] for slot in here.tolist()]
-        before = np.array([*map(self._mates.get, ranks)], object)
-        other = np.flatnonzero(before != now).tolist()
-        self._mates.update((ranks[i], now[i]) for i in other)
-        return [int(here[i]) for i in other if before[i] is not None]
 
     def read_ranks(self, frame: Frame, signal: str) -> NDArray[np.float64]:
         """Returns (S,) a signal of the ranks."""

@@ -357,13 +357,7 @@ class Straggler(Detector):
         return [*found, *find_host_cause(*slots.nodes_of_job(int(mine[0])), self.pressure)]
 
     def _slow_finding(
-        self,
-        time: int,
-        suspicion: Suspicion,
-        causes: Sequence[Cause],
-        due: tuple[int, Level],
-        step: Step,
-        late: Lateness,
+        self, time: int, suspicion: Suspicion, causes: list[Cause], due: tuple[int, Level], step: Step, late: Lateness
     ) -> Finding:
         mine, slots, samples = suspicion.slots, self.slots, self.samples
         worst = int(mine[np.argmax(late.cost[mine])])
