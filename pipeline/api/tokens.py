@@ -100,6 +100,10 @@ def create_role_token(
         raise UsageError(f"owner = {owner!r}: expected 1 to 64 letters, digits, . @ - _")
     if not 0 <= days <= MAX_DAYS:
         raise UsageError(f"days = {days:g}: expected 0 (never expires) to {MAX_DAYS}")
+    if on_behalf_of and executor:
+        raise UsageError(
+            "on_behalf_of and executor: expected one; what carries out acts must not approve them for people"
+        )
     text = f"fp_{secrets.token_urlsafe(24)}"
     expires = now + int(days * 86_400 * SECOND) if days else None
     made = RoleToken(

@@ -58,6 +58,12 @@ def test_tokens_that_root_creates_belong_to_the_owner_of_the_store(tmp_path: Pat
     assert roles.stat().st_mode & 0o777 == 0o600
 
 
+def test_no_token_both_approves_for_people_and_carries_out_acts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must not approve"):
+        tokens.create_role_token(tmp_path / "t", "ann", "admin", 1, "root", 0, on_behalf_of=True, executor=True)
+    assert tokens.load_role_tokens(tmp_path / "t") == []
+
+
 def test_a_file_of_tokens_that_became_unreadable_keeps_the_known_ones_and_is_read_when_it_is_right(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
