@@ -188,10 +188,8 @@ class Board:
             if not has_enough_people(changed):
                 said = f"approved; one more person must approve: {'; '.join(act.plan.people_why if act.plan else ())}"
                 return self._save(changed.change(now), who, "approve act", said)
-            if break_glass:  # before the approval: after a kill in between it is used up, and not used twice
-                self._record_break_glass(act, who, comment, now)
-            expires = now + self._approved_for(act)
-            done = self._save(changed.move("approved", now, expires=expires), who, "approve act", comment)
+            approved = changed.move("approved", now, expires=now + self._approved_for(act))
+            done = self._save(approved, who, "approve act", comment, break_glass)
             if break_glass:
                 said = f"{comment}. Review it tomorrow: act {act.id}."
                 self._notify(f"Break-glass: {who} alone approved {describe(act)}", said)
@@ -201,15 +199,6 @@ class Board:
         """Returns how long an approval holds (us); for one that waits for idle nodes as long as a proposal."""
         minutes = self.config.approval_minutes if act.when == "now" else self.config.proposal_hours * 60
         return round(minutes * 60 * SECOND)
-
-    def _record_break_glass(self, act: Act, who: Caller, comment: str, now: int) -> None:
-        with self.database.transaction() as connection:
-            connection.execute(
-                """INSERT INTO act_history SELECT $1, coalesce(max(number), 0) + 1, make_timestamptz($2::BIGINT),
-                   'break_glass', $3, $4 FROM act_history WHERE act = $1""",
-                [act.id, now, str(who), comment],
-            )
-            write_audit(connection, [AuditEntry(who, "break glass", act.id, comment)], now)
 
     def cancel(self, id_: str, who: Caller, comment: str) -> Act:
         """Cancels an act that has not begun. Raises Refused if it has: then it is released, not cancelled."""
@@ -274,7 +263,6 @@ class Board:
         with self._lock:
             act, now = self.find(id_), self.clock()
             self._lease.check(who, instance, now)
-            self._lease.keep(who, now)
             if act.state == "executing":
                 return self._save(
                     act.change(now, attempts=act.attempts + 1), who, "resume act", "after an interruption"
@@ -314,9 +302,11 @@ class Board:
             if state == "failed":  # what it could not give back stays ours, so that a person can release it
                 left = set(result.get("held", ()))
                 moved = replace(moved, released=tuple(t for t in act.targets if t not in left))
+            if moved.verb == "release" and state == "verified" and moved.mode == "on":
+                # first: after a kill in between the release is verified again, and no hold without a mark is left,
+                # which would be recorded as undone by a person
+                self._end_holds(moved, who, now)
             done = self._save(moved, who, f"{state} act", comment)
-            if done.verb == "release" and state == "verified" and done.mode == "on":
-                self._end_holds(done, who, now)
             if state in breaker.FAILED:
                 self._open_breaker_if_due()
             return done
@@ -377,8 +367,11 @@ class Board:
             write_audit(connection, [AuditEntry(who, action, target, reason, "refused")], self.clock())
         raise NotAllowed(f"{action} {target}: {reason}")
 
-    def _save(self, act: Act, who: Caller | str, action: str, comment: str) -> Act:
-        """Stores an act. Raises Outdated if it changed since it was read."""
+    def _save(self, act: Act, who: Caller | str, action: str, comment: str, break_glass: bool = False) -> Act:
+        """Stores an act; with its approval also the use of break-glass, so that no kill separates the two.
+
+        Raises Outdated if it changed since it was read.
+        """
         with self.database.transaction() as connection:
             found = connection.execute("SELECT version, state FROM acts WHERE id = $1", [act.id]).fetchone()
             if found is not None and int(found[0]) >= act.version:
@@ -386,6 +379,8 @@ class Board:
             after = {"state": act.state, "targets": list(act.targets), "verb": act.verb, "mode": act.mode}
             before = None if found is None else {"state": found[1]}
             outcome: Literal["refused", "done"] = "refused" if act.state == "refused" else "done"
+            if break_glass:
+                ledger.save_break_glass(connection, act.id, who, comment, self.clock())
             entry = AuditEntry(who, action, act.id, comment, outcome, before, after)
             ledger.save_act(connection, act, str(who), comment, [entry], self.clock())
         return act

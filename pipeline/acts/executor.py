@@ -112,6 +112,7 @@ class Executor:
             self._fail_if_refused_for_long(act, str(error))
         except (Refused, Outdated) as error:
             log.info("%s", error)
+            self._wait(act, str(error))
         except Unreachable as error:
             log.warning("act %s: %s; tried again", act.id, error)
             self._wait(act, str(error))
@@ -285,9 +286,9 @@ class Executor:
             self._wait(act, f"the scheduler shows it; verified once that has lasted {adapter.saved_after_s:g} s")
         elif self.clock() - act.updated > self._minutes_to_verify(act) * 60 * SECOND:
             held = [t for t in act.targets if _carries(world, t, act.mark)]
-            self.board.report(act.id, "failed", self.name, {"reason": _say_unseen(seen), "held": held})
+            self.board.report(act.id, "failed", self.name, {"reason": _say_unseen(seen, world), "held": held})
         else:
-            self._wait(act, _say_unseen(seen))
+            self._wait(act, _say_unseen(seen, world))
 
     def _minutes_to_verify(self, act: Act) -> float:
         """Returns how long the scheduler may take to show the effect of an act."""
@@ -359,8 +360,11 @@ def _carries(world: SchedulerState, target: str, mark: str) -> bool:
     return node is not None and node.out and node.mark == mark
 
 
-def _say_unseen(seen: Mapping[str, Any]) -> str:
-    return f"the scheduler shows no effect on {', '.join(t for t, found in seen.items() if not found)}"
+def _say_unseen(seen: Mapping[str, Any], world: SchedulerState) -> str:
+    """Returns on which targets the scheduler shows no effect, with what it shows of them."""
+    nodes = {t: world.nodes.get(t.partition(":")[2]) for t, found in seen.items() if not found}
+    shown = (f"{t} ({'unknown' if node is None else _show(node)})" for t, node in nodes.items())
+    return f"the scheduler shows no effect on {', '.join(shown)}"
 
 
 def find_wait(act: Act, facts: Facts, world: SchedulerState) -> str:

@@ -38,11 +38,17 @@ class Lease:
         self.holder, self.asked, self.waits = (who, instance), now, dict(waits)
 
     def check(self, who: str, instance: str, now: int) -> None:
-        """Raises Refused for an executor that was slow, and whose right another one has by now: two of them would see
-        the same nodes in service, and take out more than the guards allow. instance: "" of an older executor."""
-        mine = who == self.holder[0] and instance in ("", self.holder[1])
-        if self._is_held(now) and not mine:
-            raise Refused(f"executor {who}: another one is at work by now; nothing was begun")
+        """Prolongs the right of the executor that asked for work last. Raises Refused for one that was slow, so that
+        another one has asked since, however long ago: both would see the same nodes in service, and take out more than
+        the guards allow. Nothing is known of any in a pipeline that was just started: then the first one gets it.
+
+        instance: "" of an older executor.
+        """
+        if self.holder == ("", ""):
+            self.holder = (who, instance)
+        if who != self.holder[0] or instance not in ("", self.holder[1]):
+            raise Refused(f"executor {who}: another one asked for work meanwhile; nothing was begun, it tries again")
+        self.asked = now
 
     def keep(self, who: str, now: int) -> None:
         """Prolongs the right of the executor that is at work: it says what it does, in a round that may be long."""

@@ -15,6 +15,7 @@ from pipeline.acts.adapters.slurm import find_undo, parse_nodes
 from pipeline.acts.adapters.slurmrestd import parse_nodes as parse_rest
 from pipeline.acts.scheduler import SchedulerNode
 from pipeline.config.acts import KubernetesAccess
+from pipeline.incidents.audit import list_audit
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import Killed, World
@@ -65,7 +66,7 @@ def test_a_hold_that_the_scheduler_lost_fails_and_is_not_a_persons_undo(world: W
     world.run(2)
     found = world.board.find(act.id)
     assert (found.state, found.held) == ("failed", ())
-    assert found.result["reason"] == "the scheduler shows no effect on node:n03"
+    assert found.result["reason"] == "the scheduler shows no effect on node:n03 (IDLE)"
 
 
 def test_a_release_that_the_scheduler_lost_fails_and_can_be_done_again(world: World) -> None:
@@ -230,6 +231,41 @@ def test_what_a_release_gave_back_before_it_failed_is_no_persons_undo(world: Wor
     world.scheduler.by_hand("n11", False)
     world.run()
     assert (world.board.find(hold.id).held, world.state(hold)) == ((), "verified")
+
+
+def test_a_pipeline_that_is_killed_while_a_release_is_verified_records_no_persons_undo(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = world.propose("hold", "n03")
+    world.approve(hold)
+    world.run(20)
+    release = world.propose("release", "n03")
+    world.approve(release)
+    save, saved = world.board._save, []
+
+    def die_after_the_first(act: Act, *given: object) -> Act:
+        if saved:
+            raise Killed
+        saved.append(save(act, *given))  # type: ignore[arg-type] # as it was called
+        return saved[0]
+
+    report = world.board.report
+
+    def report_until_killed(id_: str, state: str, *given: object) -> Act:
+        if state == "verified":
+            monkeypatch.setattr(world.board, "_save", die_after_the_first)
+        return report(id_, state, *given)  # type: ignore[arg-type] # as it was called
+
+    monkeypatch.setattr(world.board, "report", report_until_killed)
+    with pytest.raises(Killed):
+        world.run(20)
+    monkeypatch.undo()
+    world.executor = world.start_executor()
+    world.run(20)
+    assert (world.state(hold), world.state(release)) == ("verified", "verified")
+    assert world.board.find(hold.id).held == ()
+    ended = [row["action"] for row in list_audit(world.database.connection, target=hold.id)]
+    assert ("end hold" in ended, "hold undone" in ended) == (True, False)
 
 
 def test_a_node_that_another_drained_right_after_its_release_is_left_to_them(world: World) -> None:

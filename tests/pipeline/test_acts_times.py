@@ -15,7 +15,7 @@ import pytest
 from pipeline.acts import ledger
 from pipeline.acts.act import MAX_REASON, Act, Approval
 from pipeline.acts.adapters.adapter import Outcome
-from pipeline.acts.board import Work
+from pipeline.acts.board import Board, Work
 from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.remote import encode_facts, parse_facts
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
@@ -187,9 +187,11 @@ def test_of_acts_that_are_not_over_none_is_left_out(world: World) -> None:
 
 
 @pytest.mark.parametrize("other", [("other", "b"), ("executor", "b")])
-def test_an_executor_that_was_slow_begins_nothing_while_another_one_is_at_work(
-    world: World, other: tuple[str, str]
+@pytest.mark.parametrize("quiet", [0, 31])
+def test_an_executor_that_was_slow_begins_nothing_once_another_one_is_at_work(
+    world: World, other: tuple[str, str], quiet: int
 ) -> None:
+    """Also if the other one is as slow, and its right has lapsed too: else both begin, and neither sees the other."""
     world.executor.instance = "a"
     act = world.propose("hold", "n03")
     world.approve(act)
@@ -199,11 +201,34 @@ def test_an_executor_that_was_slow_begins_nothing_while_another_one_is_at_work(
         world.scheduler.read_state = read  # type: ignore[method-assign]
         world.now += 31 * SECOND
         world.board.claim(*other)
+        world.now += quiet * SECOND
         return read(world.now)
 
     world.scheduler.read_state = read_slowly  # type: ignore[method-assign]
     world.run()
     assert (world.state(act), world.scheduler.log) == ("approved", [])
+    assert "another one asked for work meanwhile" in world.executor._waits[act.id]
+    world.now += 31 * SECOND
+    world.run()
+    assert (world.state(act), len(world.scheduler.log)) == ("executed", 1), "its turn comes"
+
+
+def test_a_slow_executor_that_is_alone_begins_also_after_a_restart_of_the_pipeline(world: World) -> None:
+    world.executor.instance = "a"
+    first, second = world.propose("hold", "n03"), world.propose("hold", "n11")
+    world.approve(first)
+    world.approve(second)
+    world.board.claim("executor", "a")
+    world.now += 31 * SECOND
+    assert world.board.begin(first.id, (), "executor", "a").state == "executing"
+    with pytest.raises(Refused, match="is at work"):
+        world.board.claim("other", "b")  # the right was prolonged
+    board = Board(world.database, world.config, lambda: world.now, world.collect)
+    assert board.begin(second.id, (), "executor", "a").state == "executing"
+    with pytest.raises(Refused, match="is at work"):
+        board.claim("other", "b")
+    with pytest.raises(Refused, match="another one asked"):
+        board.begin(first.id, (), "other", "b")
 
 
 def test_nodes_of_a_hold_that_began_count_as_out_before_the_scheduler_shows_them(world: World) -> None:

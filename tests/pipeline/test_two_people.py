@@ -15,7 +15,7 @@ from pipeline.incidents.audit import AuditEntry, list_audit
 from pipeline.model.errors import Refused
 from pipeline.model.records import Caller
 from pipeline.store.database import Database
-from tests.pipeline.acts_world import BOB, CAROL, ROBOT, ROOT, World
+from tests.pipeline.acts_world import BOB, ROBOT, ROOT, World
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def person(name: str, subject: str) -> Caller:
     return Caller(name, "operator", "10.0.0.1", is_person=True, subject=subject)
 
 
-def propose_evict(world: World, who: Caller, is_person: bool = True) -> Act:
+def propose_evict(world: World, who: Caller, is_person: bool = True, node: str = "n03") -> Act:
     """Proposes an act that needs two people, on a node that is held."""
-    held = world.propose("hold", "n03")
+    held = world.propose("hold", node)
     world.approve(held)
     world.run(3)
     assert world.state(held) == "verified"
-    return world.propose("evict", "n03", who=who, person=is_person)
+    return world.propose("evict", node, who=who, person=is_person)
 
 
 def test_a_requester_who_took_another_name_does_not_approve_the_own_act(world: World) -> None:
@@ -84,21 +84,25 @@ def test_subjects_are_not_shown_to_those_who_read_acts(world: World) -> None:
     assert "s-secret" not in str(world.board.describe(act.id))
 
 
-def test_a_break_glass_is_on_record_before_its_approval(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipeline that is killed between the two has used it up, and has approved nothing."""
+@pytest.mark.parametrize("killed_in", ["save_break_glass", "save_act"])
+def test_a_break_glass_is_on_record_with_its_approval_or_neither_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    """A pipeline that is killed on the way keeps nobody who is alone on call from trying again."""
     act = propose_evict(world, BOB)
-    save = world.board._save
 
-    def die(*given: object) -> Act:
+    def die(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(world.board, "_save", die)
     how = {"who": ROOT, "break_glass": True, "comment": "alone on call, job corrupts data"}
-    with pytest.raises(KeyboardInterrupt):
-        world.approve(act, **how)  # type: ignore[arg-type]
-    monkeypatch.setattr(world.board, "_save", save)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, killed_in, die)
+        with pytest.raises(KeyboardInterrupt):
+            world.approve(act, **how)  # type: ignore[arg-type]
     assert (world.state(act), world.notices) == ("awaiting_approval", [])
-    assert list_audit(world.database.connection)[0]["action"] == "break glass"
+    assert "break glass" not in {row["action"] for row in list_audit(world.database.connection)}
+    assert world.approve(act, **how).state == "approved"  # type: ignore[arg-type]
+    newest = [row["action"] for row in list_audit(world.database.connection)[:2]]
+    assert (newest, len(world.notices)) == (["approve act", "break glass"], 1)
     with pytest.raises(Refused, match="within the hour"):
-        world.approve(act, **how)  # type: ignore[arg-type]
-    assert world.approve(act, CAROL).state == "approved"
+        world.approve(propose_evict(world, BOB, node="n11"), **how)  # type: ignore[arg-type]
