@@ -21,6 +21,7 @@ from pipeline.acts.adapters.adapter import Immediate, NotYet, Outcome, check_own
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
+from pipeline.model.names import clean_text
 
 TIMEOUT_S = 30.0
 """Time limit of one command (s). Chosen: three times Slurm's own message timeout."""
@@ -47,6 +48,8 @@ _JOBS = "%A|%b|%N"
 """Fields of `squeue -o`: id, GRES per node, nodes. None of them is cut off."""
 _ACCOUNTS = "%A|%a"
 _ACCOUNT = re.compile(r"(\d+)\|(.*)")
+MAX_ACCOUNT = 64
+"""Characters of an account that are shown. Chosen: Slurm takes 1024, and plans of many jobs must fit a request."""
 _REQUESTS = ("tres-per-job", "tres-per-task", "tres-per-socket", "NumTasks", "OverSubscribe", "Requeue", "BatchFlag")
 """Fields of `squeue -O` after the id: how a job asked for its GPUs, and whether it starts again by itself."""
 _WIDTH = 120
@@ -58,10 +61,15 @@ Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs one command of Slurm. Raises Unreachable if it cannot run or does not end in time."""
+    """Runs one command of Slurm. Raises Unreachable if it cannot run or does not end in time.
+
+    Text of users, such as an account, may be no UTF-8.
+    """
     environ = {**os.environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ, check=False)
+        return subprocess.run(
+            words, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S, env=environ, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreachable(f"{shlex.join(words)}: {error}") from error
 
@@ -256,7 +264,7 @@ def parse_accounts(text: str) -> dict[str, str]:
         named = _ACCOUNT.fullmatch(line)
         if named is not None:
             known = named[1] in found or named[2] == "(null)"
-            found[named[1]] = "" if known else named[2]
+            found[named[1]] = "" if known else clean_text(named[2], MAX_ACCOUNT)
     return found
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from pipeline.acts.act import Act, Verb
 from pipeline.acts.adapters.adapter import Immediate, NotYet, Outcome, check_owner, write_note
 from pipeline.acts.adapters.slurm import (
+    MAX_ACCOUNT,
     MUST_REGISTER,
     NO_ANSWER,
     NOT_REGISTERED,
@@ -31,6 +32,7 @@ from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState,
 from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
 from pipeline.model.errors import ConfigError, Unreachable
+from pipeline.model.names import clean_text
 
 VERSION = "v0.0.40"
 """The oldest data parser of 24.05, which all later ones still have."""
@@ -106,7 +108,7 @@ class Slurmrestd(Immediate):
         request = urllib.request.Request(url, data, {**headers, "Content-Type": "application/json"}, method=method)
         try:
             with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read())
+                return json.loads(answer.read().decode(errors="replace"))  # text of users may be no UTF-8
         except urllib.error.HTTPError as error:
             with error:
                 return self._explain(url, error, method)
@@ -156,7 +158,8 @@ def parse_jobs(answer: Mapping[str, Any]) -> dict[str, SchedulerJob]:
             continue
         nodes = tuple(sorted(str(n["nodename"]) for n in (row.get("job_resources") or {}).get("allocated_nodes", ())))
         id_, gpus = str(row["job_id"]), sum(map(count_gpus, row.get("gres_detail") or ()))
-        found[id_] = SchedulerJob(id_, nodes, gpus, str(row.get("account") or ""), bool(row.get("requeue")))
+        account = clean_text(str(row.get("account") or ""), MAX_ACCOUNT)
+        found[id_] = SchedulerJob(id_, nodes, gpus, account, bool(row.get("requeue")))
     return found
 
 
