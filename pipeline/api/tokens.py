@@ -176,7 +176,8 @@ class Tokens:
         now = self._now()
         for known in self._known:
             if hmac.compare_digest(bytes.fromhex(known.hash), given) and known.is_valid(now):
-                found = Caller(known.owner, known.role, "", known.on_behalf_of, is_executor=known.executor)
+                executor = known.executor and not known.on_behalf_of  # older files may have both: two people and more
+                found = Caller(known.owner, known.role, "", known.on_behalf_of, is_executor=executor)
         return found if scheme.lower() == "bearer" else None
 
 

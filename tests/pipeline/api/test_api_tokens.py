@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_no_token_both_approves_for_people_and_carries_out_acts(tmp_path: Path) 
     with pytest.raises(UsageError, match="must not approve"):
         tokens.create_role_token(tmp_path / "t", "ann", "admin", 1, "root", 0, on_behalf_of=True, executor=True)
     assert tokens.load_role_tokens(tmp_path / "t") == []
+
+
+def test_a_token_of_before_with_both_rights_carries_out_nothing(tmp_path: Path) -> None:
+    roles = tmp_path / "t"
+    made, text = tokens.create_role_token(roles, "ann", "admin", 0, "root", 0, on_behalf_of=True)
+    tokens.change_role_tokens(roles, lambda known: [replace(token, executor=True) for token in known])
+    assert (tokens.load_role_tokens(roles)[0].executor, made.executor) == (True, False)
+    caller = tokens.Tokens({}, roles, lambda: 1).find_user(f"Bearer {text}")
+    assert caller is not None
+    assert (caller.on_behalf_of, caller.is_executor) == (True, False)
 
 
 def test_a_file_of_tokens_that_became_unreadable_keeps_the_known_ones_and_is_read_when_it_is_right(
