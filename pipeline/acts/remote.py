@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 from urllib.parse import quote
 
 from pipeline.acts.act import Act, Plan, parse_act
@@ -13,7 +13,10 @@ from pipeline.acts.board import Work
 from pipeline.acts.guards import Facts
 from pipeline.config.sections import Config
 from pipeline.http import client
+from pipeline.model.errors import WireError
 from pipeline.model.records import to_json
+
+T = TypeVar("T")
 
 
 def encode_facts(facts: Facts) -> dict[str, Any]:
@@ -25,7 +28,7 @@ def encode_facts(facts: Facts) -> dict[str, Any]:
 
 
 def parse_facts(table: Mapping[str, Any]) -> Facts:
-    """Returns the facts that `encode_facts` wrote. Raises TypeError if a field is unknown."""
+    """Returns the facts that `encode_facts` wrote. Raises KeyError if a field is unknown: a guard may depend on it."""
     hints = {name: str(hint) for name, hint in get_type_hints(Facts).items()}
     parsed: dict[str, Any] = dict(table)
     for name, value in table.items():
@@ -36,8 +39,18 @@ def parse_facts(table: Mapping[str, Any]) -> Facts:
     return Facts(**parsed)
 
 
+def _parse(parse: Callable[[Any], T], answer: Any) -> T:
+    """Returns what an answer of the pipeline says. Raises WireError if it is not understood."""
+    try:
+        return parse(answer)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        said = f"the pipeline sends what this executor does not know ({error!r}); nothing is done"
+        raise WireError(f"{said}: install the executor of the pipeline's version") from error
+
+
 class RemoteBoard:
-    """See `BoardAccess`. Raises Unreachable while the pipeline does not answer, Refused as the board does."""
+    """See `BoardAccess`. Raises Unreachable while the pipeline does not answer, Refused as the board does, WireError if
+    the pipeline is of another version and says what is not known here."""
 
     def __init__(self, config: Config) -> None:
         token_file = config.executor.token_file or config.api.token_file
@@ -46,13 +59,13 @@ class RemoteBoard:
     def claim(self, who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]:
         """See `Board.claim`."""
         rows = self._post("claim", {"executor": who, "instance": instance, "waits": dict(waits or {})})["work"]
-        return [Work(row["job"], parse_act(json.loads(row["act"])), parse_facts(row["facts"])) for row in rows]
+        parse = lambda row: Work(row["job"], parse_act(json.loads(row["act"])), parse_facts(row["facts"]))  # noqa: E731
+        return [_parse(parse, row) for row in rows]
 
     def collect_facts(self, id_: str) -> Facts:
         """See `Board.collect_facts`."""
-        return parse_facts(
-            self._post(f"acts/{quote(id_, safe='')}/facts", {"executor": self._config.executor.name})["facts"]
-        )
+        answer = self._post(f"acts/{quote(id_, safe='')}/facts", {"executor": self._config.executor.name})
+        return _parse(lambda got: parse_facts(got["facts"]), answer)
 
     def plan(self, id_: str, plan: Plan) -> Act:
         """See `Board.plan`."""
@@ -72,7 +85,8 @@ class RemoteBoard:
         return self._change(id_, "undone", {"target": target, "seen": seen, "executor": who})
 
     def _change(self, id_: str, what: str, body: Mapping[str, Any]) -> Act:
-        return parse_act(json.loads(self._post(f"acts/{quote(id_, safe='')}/{what}", body)["act"]))
+        answer = self._post(f"acts/{quote(id_, safe='')}/{what}", body)
+        return _parse(lambda got: parse_act(json.loads(got["act"])), answer)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return client.post(self._config, f"/api/v1/executor/{path}", body)

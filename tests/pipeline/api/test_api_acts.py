@@ -19,7 +19,7 @@ from pipeline.config.acts import Executor as Settings
 from pipeline.config.sections import Api, Config, Store
 from pipeline.http import client
 from pipeline.incidents.audit import list_audit
-from pipeline.model.errors import Refused
+from pipeline.model.errors import Refused, WireError
 from tests.pipeline.acts_world import Scheduler
 from tests.pipeline.api.test_api_people import Service
 from tests.pipeline.living import LivingSite
@@ -229,6 +229,21 @@ def test_the_facts_of_the_guards_survive_the_way_to_the_executor(served):
     facts = served.board.collect_facts(served.propose()["id"])
     full = replace(facts, silent=frozenset({"n1"}), excluded=("n9*",), cause_nodes=frozenset({"n2"}), racks={"n1": "r"})
     assert parse_facts(json.loads(json.dumps(encode_facts(full)))) == full
+
+
+def test_an_executor_does_nothing_while_the_pipeline_sends_what_it_does_not_know(served, monkeypatch):
+    """A guard may depend on it. Both have one version again once the executor is upgraded too."""
+    body = {"verb": "hold", "targets": ["node:n03"], "reason": "fault"}
+    made = served.call("POST", "/acts", body)[1]
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.api.act_routes.encode_facts", lambda facts: {**encode_facts(facts), "of_later": []})
+        with pytest.raises(WireError, match=r"'of_later'.*install the executor of the pipeline's version"):
+            served.executor.run_once()
+        with pytest.raises(WireError):
+            RemoteBoard(served.config).collect_facts(made["id"])
+    assert served.call("GET", f"/acts/{made['id']}")[1]["state"] == "proposed"
+    served.executor.run_once()
+    assert served.call("GET", f"/acts/{made['id']}")[1]["state"] == "awaiting_approval"
 
 
 def test_a_second_executor_is_refused_while_one_is_at_work(served):
