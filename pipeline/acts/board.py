@@ -254,15 +254,18 @@ class Board:
                 return self._save(done, f"{POLICY}{policy}", "approve act", "approved by the policy")
             return self._save(waiting, who, "plan act", "; ".join(plan.commands)[:MAX_REASON])
 
-    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "") -> Act:
+    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "", again: bool = False) -> Act:
         """Records the intent before the first command. failing: guards that fail now, at most those approved.
 
+        again: this process began the act, and asks only whether it may still go on: no row for each of its tries.
         Raises Refused unless the act is approved, its plan unchanged, its approval not expired, and the executor still
         the one that is at work.
         """
         with self._lock:
             act, now = self.find(id_), self.clock()
             self._lease.check(who, instance, now)
+            if act.state == "executing" and again:
+                return act
             if act.state == "executing":
                 return self._save(
                     act.change(now, attempts=act.attempts + 1), who, "resume act", "after an interruption"

@@ -71,9 +71,10 @@ class RemoteBoard:
         """See `Board.plan`."""
         return self._change(id_, "plan", {"plan": to_json(asdict(plan))})
 
-    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "") -> Act:
+    def begin(self, id_: str, failing: Sequence[str], who: str, instance: str = "", again: bool = False) -> Act:
         """See `Board.begin`."""
-        return self._change(id_, "begin", {"failing": list(failing), "executor": who, "instance": instance})
+        body = {"failing": list(failing), "executor": who, "instance": instance, "again": again}
+        return self._change(id_, "begin", body)
 
     def report(self, id_: str, state: str, who: str, result: Mapping[str, Any], comment: str = "") -> Act:
         """See `Board.report`."""

@@ -76,10 +76,11 @@ class PlanReport(Strict):
 
 
 class Beginning(Name):
-    """failing: guards that do not pass now.   instance: of the executor's process."""
+    """failing: guards that do not pass now.   instance: of the executor's process.   again: it began the act before."""
 
     failing: list[Word] = Field(max_length=64)
     instance: Word = ""
+    again: bool = False
 
 
 class Report(Name):
@@ -186,7 +187,8 @@ def plan(request: Request, act: str, made: PlanReport) -> Response:
 @act_router.post("/executor/acts/{act}/begin", include_in_schema=False)
 def begin(request: Request, act: str, now: Beginning) -> Response:
     """Records the intent before the first command, or refuses."""
-    return _answer(_known(act, lambda: _board(request).begin(act, now.failing, _executor(request, now), now.instance)))
+    who, board = _executor(request, now), _board(request)
+    return _answer(_known(act, lambda: board.begin(act, now.failing, who, now.instance, now.again)))
 
 
 @act_router.post("/executor/acts/{act}/report", include_in_schema=False)

@@ -15,7 +15,7 @@ from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
 from pipeline.acts.scheduler import SchedulerJob, SchedulerNode, SchedulerState
 from pipeline.config.acts import ActLimits, Acts
-from pipeline.engine.act_facts import find_held_since, find_relapses
+from pipeline.engine.act_facts import find_held_since, find_leaving, find_relapses
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
@@ -159,6 +159,7 @@ class World:
             "racks": self.scheduler.racks(),
             "open_acts": {name: id_ for name, id_ in busy.items() if held.get(name) != id_},
             "held": held,
+            "leaving": find_leaving(others, act),
             "automatic": act.requested_by.startswith("policy:"),
             "breaker": self.board.read_breaker(),
             "excluded": self.config.excluded,

@@ -213,6 +213,34 @@ def test_an_executor_that_was_slow_begins_nothing_once_another_one_is_at_work(
     assert (world.state(act), len(world.scheduler.log)) == ("executed", 1), "its turn comes"
 
 
+def test_an_executor_that_was_slow_goes_on_with_nothing_that_another_one_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would drain a node for an act that failed by now, and nobody could release it."""
+    world.executor.instance = "a"
+    act = world.propose("hold", "n03")
+    world.approve(act)
+    carry_out, read = world.scheduler.carry_out, world.scheduler.read_state
+
+    def lose(act_: Act, node: SchedulerNode) -> Outcome:
+        raise Unreachable("slurmctld does not answer")
+
+    monkeypatch.setattr(world.scheduler, "carry_out", lose)
+    world.run()
+    assert world.state(act) == "executing"
+
+    def read_slowly(now: int) -> SchedulerState:
+        world.now += 31 * SECOND
+        world.board.claim("executor", "b")
+        world.board.report(act.id, "failed", "executor", {"reason": "a guard fails", "held": []})
+        return read(world.now)
+
+    monkeypatch.setattr(world.scheduler, "carry_out", carry_out)
+    monkeypatch.setattr(world.scheduler, "read_state", read_slowly)
+    world.run()
+    assert (world.state(act), world.scheduler.log) == ("failed", [])
+
+
 def test_a_slow_executor_that_is_alone_begins_also_after_a_restart_of_the_pipeline(world: World) -> None:
     world.executor.instance = "a"
     first, second = world.propose("hold", "n03"), world.propose("hold", "n11")
