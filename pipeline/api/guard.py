@@ -116,8 +116,8 @@ class Guard:
             scope[REFUSED] = scope[USER], str(error)
             return make_problem(403, str(error))
         if scope["path"].startswith(EXECUTOR_PATH) and not scope[USER].is_executor:
-            why = f"{scope[USER]} is no executor, which a token that may name people never is either"
-            why += "; see fleetpulse token create --executor"
+            made = "see fleetpulse token create --executor; a token with --on-behalf-of cannot be one"
+            why = f"{scope[USER]} is no executor: {made}"
             scope[REFUSED] = scope[USER], why
             return make_problem(403, why)
         writes = scope["method"] not in ("GET", "HEAD")

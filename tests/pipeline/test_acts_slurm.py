@@ -211,16 +211,16 @@ def test_what_a_dying_controller_may_lose_is_not_verified(site: Site, cluster: s
 def test_the_account_of_a_job_hides_no_job_forges_none_and_stops_no_act(
     site: Site, cluster: slurm_cluster.Cluster
 ) -> None:
-    """Without accounting any text is an account: with separators, and with lines that look like other jobs."""
+    """Without accounting any bytes are an account: with separators, lines that look like other jobs, and no UTF-8."""
     ids = list[str]()
-    for account in ("a|b", "a\nb", "99|gpu:4|gpu004\n{}|root"):
+    for account in ("a|b", "a\nb", "99|gpu:4|gpu004\n{}|root", "ab\udcff"):
         words = ("-w", "gpu001", "--gpus=1", "-n1", "-A", account.format(*ids))
         ids.append(cluster.batch("sleep 300", *words))
     running = ("squeue", "-h", "-w", "gpu001", "-t", "R", "-o", "%A")
     until(lambda: set(cluster.run(*running).split()) == set(ids), 30)
     found = site.slurm.read_state(site.now)
     assert (found.nodes["gpu001"].jobs, found.nodes["gpu004"].jobs) == (tuple(sorted(ids)), ())
-    assert [found.jobs[id_].account for id_ in ids] == ["", "a", "99|gpu:4|gpu004"]
+    assert [found.jobs[id_].account for id_ in ids] == ["", "a", "99|gpu:4|gpu004", "ab\ufffd"]
     assert set(ids) <= set(found.jobs)
     assert "99" not in found.jobs
     for id_ in ids:
