@@ -246,7 +246,7 @@ def test_an_expired_token_is_no_statement_about_the_node(
     site = Site(write_kubeconfig(cluster, "forged", tmp_path), database)
     with pytest.raises(Unreachable, match="HTTP 401"):
         site.kubernetes.read_state(0)
-    act = site.board.propose("hold", ["node:gpu1"], "alice", "fault")  # type: ignore[arg-type]
+    act = site.board.propose("hold", ["node:gpu1"], ALICE, "fault")
     site.run(2)
     assert site.state(act) == "proposed"
 
@@ -259,7 +259,7 @@ def test_without_the_right_to_read_the_executor_waits_and_says_so(
     site = Site(write_kubeconfig(cluster, token, tmp_path), database)
     with pytest.raises(Unreachable, match=r'cannot list resource "nodes".*HTTP 403'):
         site.kubernetes.read_state(0)
-    act = site.board.propose("hold", ["node:gpu1"], "alice", "fault")  # type: ignore[arg-type]
+    act = site.board.propose("hold", ["node:gpu1"], ALICE, "fault")
     site.run(2)
     assert site.state(act) == "proposed"
 
