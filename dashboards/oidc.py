@@ -136,9 +136,10 @@ def _ask(settings: Oidc, token: str, now: float) -> _Answer:
 def _read_answer(settings: Oidc, token: str, now: float, last: _Answer | None) -> _Answer:
     """Asks the userinfo endpoint. A provider that does not answer changes no groups, but confirms nothing."""
     try:
-        endpoint = _ENDPOINTS.get(metadata_url(settings))
+        metadata = metadata_url(settings)
+        endpoint = _ENDPOINTS.get(metadata)
         if endpoint is None:
-            endpoint = _ENDPOINTS[settings.issuer] = str(_fetch(metadata_url(settings))["userinfo_endpoint"])
+            endpoint = _ENDPOINTS[metadata] = str(_fetch(metadata)["userinfo_endpoint"])
         claims = _fetch(endpoint, token)
     except urllib.error.HTTPError as error:
         with error:

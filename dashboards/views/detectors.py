@@ -50,10 +50,11 @@ def _body() -> None:
     if detectors.value is not None:
         _modes(detectors.value)
         _list(detectors.value, active)
-    st.html(markup.section("Expired mutes", f"the newest {MAX_EXPIRED}"))
-    expired = tuple(m for m in found if not m.is_active(now))[:MAX_EXPIRED]
-    head = ("Ended", "Detector", "Scope", "User", "Reason")
-    st.html(markup.table(head, muting.expired_rows(expired, now), "No expired mutes."))
+    if mutes.value is not None:
+        st.html(markup.section("Expired mutes", f"the newest {MAX_EXPIRED}"))
+        expired = tuple(m for m in found if not m.is_active(now))[:MAX_EXPIRED]
+        head = ("Ended", "Detector", "Scope", "User", "Reason")
+        st.html(markup.table(head, muting.expired_rows(expired, now), "No expired mutes."))
 
 
 def _list(found: DetectorList, mutes: Sequence[Mute]) -> None:
@@ -113,11 +114,13 @@ def parse_calibration(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _calibration(name: str) -> None:
     answer = snapshot.fetch(parse_calibration, "calibration")
-    parts.draw_error(answer)
-    names = ("statistic", "kind", "devices", "hours", "factor", "threshold", "least_effect", "suspects", "pages")
-    rows = [tuple(fact(row.get(n)) for n in names) for row in answer.value or () if row.get("detector") == name]
-    head = ("Statistic", "Product", "Devices", "Hours", "Factor", "Threshold", "Least effect", "Suspects", "Pages")
     st.html(markup.section("Calibration", f"thresholds of {name} that this site has taught"))
+    parts.draw_error(answer)
+    if answer.value is None:
+        return
+    names = ("statistic", "kind", "devices", "hours", "factor", "threshold", "least_effect", "suspects", "pages")
+    rows = [tuple(fact(row.get(n)) for n in names) for row in answer.value if row.get("detector") == name]
+    head = ("Statistic", "Product", "Devices", "Hours", "Factor", "Threshold", "Least effect", "Suspects", "Pages")
     st.html(markup.table(head, rows, "It has no thresholds that a site teaches."))
 
 

@@ -193,7 +193,7 @@ def _history(detail: IncidentDetail, now: int) -> None:
     left, right = st.columns([1.7, 1], gap="medium")
     with left:
         st.html(markup.section("Timeline", "newest first"))
-        st.html(markup.table(("Time", "Type", "Entity", "Description"), _timeline(detail, now), "No events."))
+        _timeline(detail, now)
         if detail.explanation is not None and detail.explanation.explained:
             note = f"{detail.explanation.explained_count:,} findings that this cause explains"
             rows = cause_and_impact.explained_rows(detail.explanation.explained, now)
@@ -230,7 +230,13 @@ def _others(detail: IncidentDetail, now: int) -> None:
     st.html(markup.table(head, cause_and_impact.similar_rows(detail, now), "None known."))
 
 
-def _timeline(detail: IncidentDetail, now: int) -> list[tuple[str, str, Text, str]]:
+def _timeline(detail: IncidentDetail, now: int) -> None:
+    """Draws events and findings; without an answer about events it says so, as the findings alone are not all."""
     start, end = evidence.chart_span(detail.incident, now)
     answer = snapshot.fetch_timeline(detail.incident.entity, start, end)
-    return evidence.timeline_rows(detail, answer.value or (), now)
+    if answer.error and answer.status != 404:
+        heading = "Events unavailable." if answer.value is None else "Events are the last known ones."
+        st.html(markup.notice(answer.error, "critical", heading))
+    rows = evidence.timeline_rows(detail, answer.value or (), now)
+    if rows or not answer.error:
+        st.html(markup.table(("Time", "Type", "Entity", "Description"), rows, "No events."))

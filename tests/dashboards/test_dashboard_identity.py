@@ -31,6 +31,7 @@ class Idp:
     def __init__(self) -> None:
         self.answer: tuple[int, dict[str, Any]] | None = (200, {"sub": "a", "groups": ["ops"]})
         self.asked: list[str] = []
+        self.described = 0
         self.url = ""
 
 
@@ -44,6 +45,7 @@ def idp() -> Iterator[Idp]:
 
         def do_GET(self) -> None:
             if self.path.startswith("/.well-known/"):
+                state.described += 1
                 status, table = 200, {"userinfo_endpoint": f"{state.url}/me"}
             else:
                 state.asked.append(self.headers["Authorization"])
@@ -131,6 +133,7 @@ def test_the_provider_is_asked_once_per_interval_and_its_groups_count_from_then_
     assert oidc.check(settings, claims(settings), at(300)).groups == ("admins",)  # type: ignore[union-attr]
     idp.answer = (200, {})
     assert oidc.check(settings, claims(settings), at(600)).groups == ()  # type: ignore[union-attr]
+    assert idp.described == 1  # its metadata names the endpoint once, not at each check
 
 
 def test_a_revoked_login_ends_at_the_next_check_and_stays_ended(settings: Oidc, idp: Idp) -> None:

@@ -116,3 +116,12 @@ def test_an_unreachable_api_is_shown(api: Any) -> None:
 def test_suppressed_findings_show_a_notice_with_the_evidence(api: Any) -> None:
     api.incidents["A1"]["findings"][0]["evidence"] = {"mode": "record"}
     assert "Only recorded" in shown(page(incident_script, id="A1"))
+
+
+def test_mutes_and_thresholds_that_cannot_be_read_are_not_said_to_be_none(api: Any) -> None:
+    for path in ("mutes", "calibration"):
+        api.broken[path] = (503, b'{"detail": "the store is busy"}')
+    text = shown(page(detectors_script, detector="straggler"))
+    assert text.count("The store is busy") == 2
+    for word in ("No expired mutes", "No active mutes", "It has no thresholds that a site teaches"):
+        assert word not in text

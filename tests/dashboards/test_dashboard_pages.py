@@ -180,3 +180,11 @@ def test_a_missing_or_unknown_incident_links_to_the_list(api: Any) -> None:
     assert "No incident selected" in shown(missing)
     assert missing.button[0].label == "Show all incidents"
     assert "Incident Z9 not found" in shown(page(incident_script, id="Z9"))
+
+
+def test_a_timeline_without_events_says_why_they_are_missing(api: Any) -> None:
+    api.broken["timeline"] = (503, b'{"detail": "the store is busy"}')
+    text = shown(page(incident_script, id="A1"))
+    assert "Events unavailable." in text
+    assert "The store is busy" in text
+    assert "No events." not in text
