@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from dashboards import links
-from dashboards.routes import href
 from dashboards.words import amount
 
 _NUMBER = ' class="fp-num"'
@@ -28,11 +27,6 @@ def entity_links(entities: Sequence[str], total: int | None = None, short: bool 
     more = (total or len(entities)) - len(entities)
     shown = ", ".join(entity_link(entity, short) for entity in entities)
     return f"{shown} and {more:,} more" if more > 0 else shown
-
-
-def signals_link(text: str, *entities: str) -> str:
-    """Returns the link to the signals of entities."""
-    return link(text, href("explore", entity=",".join(entities)))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str, caption: str = "", numbers: int = 0) -> str:

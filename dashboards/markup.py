@@ -194,7 +194,7 @@ def detector(one: Detector, links: Sequence[Text] = ()) -> str:
     lines = [("Blind spots", one.blind)]
     if one.off:
         lines.insert(0, ("Disabled, missing signals", ", ".join(one.off)))
-    notes = "".join(f"<p><i>{escape(label)}:</i> {escape(text)}</p>" for label, text in lines)
+    notes = "".join(f"<p><i>{escape(label)}:</i> {code(text)}</p>" for label, text in lines)
     costs = "<br>".join(map(escape, one.budget))
     notes += f"<p><i>False alarm budget:</i> {costs}</p>" if costs else ""
     settings = "\n".join(f"{key} = {value}" for key, value in one.settings.items())
@@ -207,6 +207,11 @@ def detector(one: Detector, links: Sequence[Text] = ()) -> str:
         f'<div class="fp-detector{off}"><div><b>{escape(one.name)}</b>{"".join(marks)}</div>{notes}{more_links}'
         f"<details><summary>Method and settings</summary><pre>{folded}</pre></details></div>"
     )
+
+
+def code(text: str) -> str:
+    """Returns text in which parts between backquotes are commands."""
+    return "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`")))
 
 
 def _limits(one: Detector) -> list[str]:

@@ -38,6 +38,8 @@ _LABELS = {
     "flaps": "Flaps",
 }
 _UNITS = {"Cel": "°C", "1": "", "share": "", "decade": "decades", "us": "µs"}
+_MOST_SHARE = 10
+"""Highest valid value of a signal that is a share: a load may exceed its limit. Chosen: as in the catalogue."""
 _BIG = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -110,6 +112,20 @@ def quantity(value: float, unit: str = "") -> str:
 def unit_name(unit: str) -> str:
     """Returns the common form of a UCUM unit: `Cel` -> `°C`, `{error}` -> `error`, `1` -> ``."""
     return _UNITS.get(unit, unit.replace("{", "").replace("}", ""))
+
+
+def is_share(signal: str) -> bool:
+    """Returns whether a signal is a share, which pages show in percent: a utilization or load, but no error rate."""
+    known = CATALOGUE.get(signal)
+    if known is None or known.unit != "1" or known.kind != "gauge" or known.states:
+        return False
+    low, high = known.valid
+    return low == 0 and high <= _MOST_SHARE and not known.name.endswith("_ber")
+
+
+def reading(value: float, signal: str, unit: str) -> str:
+    """Returns a value of a signal with its unit; shares are in percent."""
+    return f"{100 * value:.3g} %" if is_share(signal) and math.isfinite(value) else quantity(value, unit)
 
 
 def with_entity_names(text: str) -> str:

@@ -9,7 +9,7 @@ from dashboards import linked
 from dashboards.data_quality import explain
 from dashboards.data_quality.answers import Destination, Loss, Member, Problem, Quality, Sight, Version
 from dashboards.links import as_markup, detector_link, incident_link
-from dashboards.markup import badge, chips
+from dashboards.markup import badge, chips, code
 from dashboards.routes import href
 from dashboards.words import age, ago, amount, clock, signal_name
 from pipeline.model.entity_names import KINDS
@@ -61,7 +61,11 @@ def overview(quality: Quality) -> str:
             ),
             linked.tile(f"{lost:,}", "messages lost", "in 24 h", _tone(lost, "degraded"), "#lost"),
             linked.tile(
-                f"{rejected:,}", "rejected", f"since start; {late:,} rows late", _tone(rejected, "watch"), "#rejected"
+                f"{rejected:,}",
+                "rejected",
+                f"since start; {amount(late, 'row', 'rows')} late",
+                _tone(rejected, "watch"),
+                "#rejected",
             ),
             linked.tile(
                 "unknown" if lag is None else age(lag),
@@ -110,11 +114,6 @@ def problem(one: Problem, now: int) -> str:
         f'<article class="fp-row fp-row-{tone}"><h3>{escape(explain.title(one))}<span>{escape(since)}</span></h3>'
         f'<dl class="fp-lines">{body}</dl></article>'
     )
-
-
-def code(text: str) -> str:
-    """Returns text in which parts between backquotes are commands."""
-    return "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`")))
 
 
 def _blinds(one: Problem) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dashboards.devices.answers import ClassValues, SignalValues
-from dashboards.words import label, quantity, signal_name, unit_name
+from dashboards.words import label, reading, signal_name
 
 MIN_PEERS = 5
 """Fewest peers whose middle 80 % a value is compared with. Chosen: as in charts."""
@@ -38,14 +38,14 @@ def text(signal: SignalValues, value: float | None) -> str:
         return signal.states[int(value)]
     if signal.name == "gpu.throttle_reasons":
         return throttle_text(int(value))
-    return measured(value, signal.unit)
+    return measured(value, signal)
 
 
-def measured(value: float, unit: str) -> str:
-    """Returns a value with its unit; counts have none, and speeds are in Gbit/s."""
-    if unit == "Mbit/s" and abs(value) >= 1000:
+def measured(value: float, signal: SignalValues) -> str:
+    """Returns a value with its unit; counts have none, shares are in percent, and speeds in Gbit/s."""
+    if signal.unit == "Mbit/s" and abs(value) >= 1000:
         return f"{value / 1000:.3g} Gbit/s"
-    return quantity(value, "" if unit.startswith("{") else unit)
+    return reading(value, signal.name, "" if signal.unit.startswith("{") else signal.unit)
 
 
 _THROTTLE = (
@@ -104,7 +104,7 @@ def peers_row(columns: Sequence[Column], values: ClassValues) -> list[str]:
         if signal.median is None or signal.low is None or signal.high is None:
             found.append("")
             continue
-        low, median, high = (measured(v, signal.unit) for v in (signal.low, signal.median, signal.high))
+        low, median, high = (measured(v, signal) for v in (signal.low, signal.median, signal.high))
         band = f"{low} to {high}" if signal.peers >= MIN_PEERS and low != high else ""
         found.append(f"{escape(median)}<small>{escape(band)}</small>")
     return found
@@ -120,6 +120,5 @@ def peers_title(values: ClassValues) -> str:
 
 
 def title_of(signal: SignalValues) -> str:
-    """Returns a signal's name with its unit."""
-    unit = unit_name(signal.unit)
-    return label(signal_name(signal.name)) + (f" ({unit})" if unit else "")
+    """Returns a signal's name in words; its unit stands at the value."""
+    return label(signal_name(signal.name))

@@ -10,7 +10,7 @@ from dashboards import linked
 from dashboards.facility.answers import Facility, Hanging, Prediction, Unit
 from dashboards.links import as_markup, entity_link, incident_link
 from dashboards.markup import badge, simulated_badge
-from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, quantity, signal_name
+from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, quantity, reading, signal_name
 from pipeline.model.entity_names import KINDS, entity_name
 from pipeline.model.signals import CATALOGUE
 
@@ -73,25 +73,45 @@ def find_soonest(units: Iterable[Unit]) -> Unit | None:
 def overview(facility: Facility) -> str:
     """Returns the figures at the top."""
     power = [u for u in facility.units if u.kind in POWER]
-    draw = sum(u.number("power.draw") or 0 for u in power if u.kind == "pdu")
+    cooling = [u for u in facility.units if u.kind in COOLING]
     return linked.tiles(
         (
-            _state_tile("cooling units ok", [u for u in facility.units if u.kind in COOLING], "#cooling"),
-            _throttle_tile(find_soonest(facility.units)),
+            _state_tile("cooling units ok", cooling, "#cooling"),
+            _throttle_tile(cooling),
             _leak_tile([u for u in facility.units if u.kind == "leak_detector"]),
             _state_tile("power units ok", power, "#power"),
             _load_tile(power),
-            linked.tile(watts(draw) if draw else "unknown", "drawn by all PDUs", "", "none", "#power"),
+            _draw_tile([u for u in power if u.kind == "pdu"]),
         )
     )
 
 
-def _throttle_tile(soonest: Unit | None) -> str:
+def _throttle_tile(cooling: Sequence[Unit]) -> str:
+    """Returns the tile of the first throttling; without a GPU whose distance to its limit is known it is unknown."""
+    soonest = find_soonest(cooling)
     if soonest is None or soonest.throttle is None:
-        return linked.tile("none", "throttling predicted", "", "none", "#cooling")
+        asked = [u.throttle for u in cooling if u.throttle]
+        blind = sum(not found.gpus for found in asked)
+        if blind == len(asked):
+            why = "no GPU reports its limit" if asked else "no GPU behind a cooling unit"
+            return linked.tile("unknown", "time to throttling", why, "no-data" if asked else "none", "#cooling")
+        below = f"unknown for {amount(blind, 'unit', 'units')}" if blind else ""
+        return linked.tile("none", "throttling predicted", below, "none", "#cooling")
     below = f"{entity_name(soonest.entity)}, {amount(soonest.nodes.count, 'node', 'nodes')}"
     tone = "critical" if (soonest.throttle.minutes or 0) < SOON else "none"
     return linked.tile(_short_minutes(soonest), "to throttling", below, tone, "#cooling")
+
+
+def _draw_tile(pdus: Sequence[Unit]) -> str:
+    """Returns the tile of the power drawn; it names the PDUs that the sum lacks."""
+    draws = [d for u in pdus if (d := u.number("power.draw")) is not None]
+    if not draws:
+        return linked.tile("unknown", "drawn by all PDUs", "" if pdus else "no PDU is read", "none", "#power")
+    missing = len(pdus) - len(draws)
+    if not missing:
+        return linked.tile(watts(sum(draws)), "drawn by all PDUs", "", "none", "#power")
+    word = f"drawn by {len(draws):,} of {amount(len(pdus), 'PDU', 'PDUs')}"
+    return linked.tile(watts(sum(draws)), word, f"{missing:,} without data", "no-data", "#power")
 
 
 def _leak_tile(detectors: Sequence[Unit]) -> str:
@@ -291,7 +311,7 @@ def leaks(units: Sequence[Unit], now: int | None = None) -> str:
 def facts(unit: Unit, now: int) -> str:
     """Returns all current values of a unit."""
     rows = [
-        (_label(name), _fact(value, CATALOGUE[name].unit) if isinstance(value, float) else value)
+        (_label(name), _fact(value, name) if isinstance(value, float) else value)
         for name, value in unit.values.items()
         if name in CATALOGUE
     ]
@@ -306,10 +326,9 @@ def facts(unit: Unit, now: int) -> str:
     return f'<dl class="fp-facts">{body}</dl>'
 
 
-def _fact(value: float, unit: str) -> str:
-    if unit == "W":
-        return watts(value)
-    return f"{value:.0%}" if unit == "1" else quantity(round(value, 3), unit)
+def _fact(value: float, signal: str) -> str:
+    unit = CATALOGUE[signal].unit
+    return watts(value) if unit == "W" else reading(round(value, 3), signal, unit)
 
 
 def _label(name: str) -> str:

@@ -134,14 +134,20 @@ def _trends(unit: Unit, now: int) -> None:
         given = {"entity": unit.entity, "signal": signal, "from": iso(end - length), "to": iso(end)}
         answer = snapshot.fetch(parse_series, "series", **given, peers="class", points=str(POINTS))
         if answer.value is not None and any(p.value is not None for p in answer.value.points):
-            peers = f"median and middle 80 % of {answer.value.peers:,} others" if answer.value.peers else ""
-            st.html(common.section(signal_name(signal), peers))
+            st.html(common.section(signal_name(signal), _peers(answer.value.peers)))
             st.altair_chart(charts.trend(answer.value, palette), key=f"trend-{signal}")
             drawn += 1
         elif answer.error:
             parts.draw_error(answer)
     if not drawn:
         st.html(common.notice("No readings of this unit in this time range."))
+
+
+def _peers(number: int) -> str:
+    """Returns what the unit's line is drawn beside."""
+    if number < 2:
+        return "dashed: the one other unit of its kind" if number else ""
+    return f"median and middle 80 % of {number:,} others"
 
 
 def _write_range() -> None:

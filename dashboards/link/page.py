@@ -136,7 +136,7 @@ def _end_rows(detail: EntityDetail, values: Values | None, now: int) -> list[tup
         value = own.value(column.signal, detail.entity) if own else None
         if signal is None or value is None:
             continue
-        peers = f" (peers {cells.measured(signal.median, signal.unit)})" if signal.median is not None else ""
+        peers = f" (peers {cells.measured(signal.median, signal)})" if signal.median is not None else ""
         chart = explore_href([detail.entity], [column.signal])
         rows.append((column.title, cells.cell(column, signal, value, chart) + escape(peers)))
     if own:
@@ -265,7 +265,7 @@ def _neighbours(detail: EntityDetail, now: int) -> None:
 
 
 def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) -> None:
-    st.html(markup.section("Events and findings", "in the time range, UTC, newest first"))
+    st.html(markup.section("Events and findings", "in the time range, newest first"))
     if events.value is None:
         st.html(markup.notice(events.error, "critical", "No events."))
     else:

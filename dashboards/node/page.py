@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import numpy as np
 import streamlit as st
@@ -335,7 +334,7 @@ def _parts(detail: EntityDetail, values: CachedAnswer[Values], now: int) -> None
 def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) -> None:
     found = events.value
     more = "" if found is None or not found.truncated else ", older ones are left out"
-    st.html(markup.section("Events, findings and data gaps", f"in the time range, UTC, newest first{more}"))
+    st.html(markup.section("Events, findings and data gaps", f"in the time range, newest first{more}"))
     if found is None:
         st.html(markup.notice(events.error, "critical", "No events."))
     else:
@@ -345,4 +344,3 @@ def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) 
     st.html(markup.section("Past incidents"))
     columns = ("Onset", "Severity", "Title", "Duration", "Relation")
     st.html(html.table(columns, incident_rows.past_rows(detail.incidents, now), "No past incidents are stored."))
-    st.html(f'<p class="fp-below">{escape("Times are UTC.")}</p>')

@@ -127,7 +127,7 @@ def focus_rows(values: Values, focus: str, detail: EntityDetail) -> list[tuple[s
             value = one.value(name, focus)
             if value is None:
                 continue
-            beside = "" if signal.median is None else f" (peers {cells.measured(signal.median, signal.unit)})"
+            beside = "" if signal.median is None else f" (peers {cells.measured(signal.median, signal)})"
             column = next((c for c in COLUMNS if c.signal == name), Column(name, name))
             chart = explore_href([focus], [name])
             found.append((cells.title_of(signal), cells.cell(column, signal, value, chart) + escape(beside)))
@@ -148,7 +148,7 @@ def node_rows(values: Values, now: int) -> list[tuple[str, str]]:
         shown = age(value) if name == "node.uptime" else cells.text(signal, value)
         if name == "node.memory_available" and (total := own.value("node.memory_total", node)):
             shown += f" of {quantity(total, 'By')}"
-        found.append((cells.title_of(signal).partition(" (")[0], link(explore_href([node], [name]), shown)))
+        found.append((cells.title_of(signal), link(explore_href([node], [name]), shown)))
     seen = own.last_seen[0]
     found.append(("Last data", escape("never" if seen is None else ago(seen, now))))
     return found

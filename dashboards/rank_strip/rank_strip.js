@@ -83,7 +83,10 @@ function drawLabels(g, view) {
   g.textBaseline = "middle";
   g.fillStyle = view.colour.muted;
   const every = Math.max(1, Math.ceil(14 / cellHeight));
-  for (let row = 0; row < data.rows; row += every) g.fillText(data.labels[row], 0, (row + 0.5) * cellHeight, label - 6);
+  for (let row = 0; row < data.rows; row += every) {
+    const y = Math.min(view.height - 6, Math.max(6, (row + 0.5) * cellHeight)); // whole letters at both ends
+    g.fillText(data.labels[row], 0, y, label - 6);
+  }
 }
 
 function frame(g, view, row, colour, column) {

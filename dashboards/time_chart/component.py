@@ -16,7 +16,7 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
-from dashboards.words import amount, clock, label, quantity, unit_name, zone_offset_s
+from dashboards.words import amount, clock, is_share, label, quantity, reading, unit_name, zone_offset_s
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
@@ -101,8 +101,8 @@ def _panel(signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str
     band = signal.band
     return {
         "title": signal_title(signal.name, signal.help),
-        "unit": "" if signal.unit.startswith("{") and "/" not in signal.unit else unit_name(signal.unit),
-        "note": resolution(signal) if look.layout != "grid" else unit_name(signal.unit),
+        "unit": "" if signal.unit.startswith("{") and "/" not in signal.unit else _unit(signal),
+        "note": resolution(signal) if look.layout != "grid" else _unit(signal),
         "height": look.height,
         "states": list(signal.states),
         "start": signal.start // 1000,
@@ -112,8 +112,12 @@ def _panel(signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str
         "empty": "No data in this time range.",
         "label": describe(signal),
         "lines": [_line(line, signal, colours, look) for line in signal.lines],
-        "band": None if band is None else {name: _bytes(v) for name, v in zip(_BAND, band, strict=True)},
+        "band": None if band is None else {n: _bytes(v, signal) for n, v in zip(_BAND, band, strict=True)},
     }
+
+
+def _unit(signal: Compared) -> str:
+    return "%" if is_share(signal.name) else unit_name(signal.unit)
 
 
 def _line(line: Line, signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str, Any]:
@@ -126,14 +130,16 @@ def _line(line: Line, signal: Compared, colours: Mapping[str, int], look: Look) 
         "outlier": about in look.outliers,
         "href": (look.hrefs or {}).get(about, ""),
         "label": _summary(line, signal),
-        "values": _bytes(line.values),
-        "low": _bytes(line.low) if line.low is not None else None,
-        "high": _bytes(line.high) if line.high is not None else None,
+        "values": _bytes(line.values, signal),
+        "low": _bytes(line.low, signal) if line.low is not None else None,
+        "high": _bytes(line.high, signal) if line.high is not None else None,
     }
 
 
-def _bytes(values: Numbers) -> str:
-    return base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
+def _bytes(values: Numbers, signal: Compared) -> str:
+    """Returns the values as the script reads them; shares in percent."""
+    drawn = values * 100 if is_share(signal.name) else values
+    return base64.b64encode(np.asarray(drawn, "<f4").tobytes()).decode()
 
 
 def signal_title(name: str, help_: str) -> str:
@@ -175,7 +181,7 @@ CLASS_NAMES: Mapping[str, str] = {
 def resolution(signal: Compared) -> str:
     """Returns unit, resolution and source: `°C, one point per 72 s, from rollups of 60 s`."""
     source = f"from rollups of {signal.step} s" if signal.step else "from all samples"
-    unit = unit_name(signal.unit)
+    unit = _unit(signal)
     rate = "rate, " if signal.kind == "counter" else ""
     more = f", {signal.left_out} more devices not drawn" if signal.left_out else ""
     return f"{unit + ', ' if unit else ''}{rate}one point per {quantity(signal.width, 's')}, {source}{more}"
@@ -207,5 +213,5 @@ def _summary(line: Line, signal: Compared) -> str:
     known = line.values[np.isfinite(line.values)]
     if not len(known):
         return f"{entity_name(line.entity)} no data"
-    low, high, last = (quantity(float(v), signal.unit) for v in (known.min(), known.max(), known[-1]))
+    low, high, last = (reading(float(v), signal.name, signal.unit) for v in (known.min(), known.max(), known[-1]))
     return f"{entity_name(line.entity)} {low} to {high}, last {last}"

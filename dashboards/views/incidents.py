@@ -105,9 +105,7 @@ def _filters(query: ListQuery) -> None:
         with views:
             links = [(Link(name, view.href()),) for name, view in VIEWS]
             st.html(markup.table(("Views",), links, ""))
-            st.html(
-                markup.empty("All filters are in the address: bookmark this page, or send it, to save your own view.")
-            )
+            st.html(markup.empty(SAVE_VIEW))
     if chips := _active(query):
         st.html(f'<div class="fp-chips">{"".join(chips)}</div>')
 

@@ -66,10 +66,16 @@ def _draw(found: Mapping[str, Any]) -> None:
     lost, energy, since = found["lost"], found["energy"], found["since"][:10]
     st.html(markup.section("GPU-hours lost", f"{weekly.hours(lost['gpu_hours'])}, {weekly.amount(lost)}"))
     for by, title in weekly.LOST_BY:
-        losses = [weekly.loss_cells(row, by) for row in lost[f"by_{by}"]]
+        losses: list[Sequence[Text]] = [weekly.loss_cells(row, by) for row in lost[f"by_{by}"]]
+        if by == "job":
+            losses = list(map(_with_job, losses))
         st.html(_table((title, *weekly.LOSS_HEAD), losses, "Nothing was lost."))
     st.html(markup.section("Energy", f"{weekly.amount(energy)}; {energy['idle_kwh']:,.0f} kWh without a job"))
-    st.html(_table(weekly.ENERGY_HEAD, [weekly.energy_cells(row) for row in energy["by_job"]], "Not measured yet."))
+    st.html(
+        _table(
+            weekly.ENERGY_HEAD, [_with_job(weekly.energy_cells(row)) for row in energy["by_job"]], "Not measured yet."
+        )
+    )
     st.html(markup.section("Time to failure", f"since {since}, with bounds at 90 %, beside published fleets"))
     rates = [weekly.failure_cells(row) for row in found["failures"]][:MAX_ROWS]
     st.html(_table(weekly.FAILURE_HEAD, [*rates, *map(weekly.published_cells, found["published"])], "None.", 40))
@@ -90,6 +96,12 @@ def _draw_nodes(found: Mapping[str, Any]) -> None:
 
 def _with_link(cells: Sequence[str]) -> tuple[Text, ...]:
     return (entity_link(f"node:{cells[0]}"), *cells[1:])
+
+
+def _with_job(cells: Sequence[Text]) -> tuple[Text, ...]:
+    """Returns the cells with a link to the job that the first one names, if it names one."""
+    name = str(cells[0])
+    return (entity_link(f"job:{name}", name), *cells[1:]) if name not in ("", "none") else tuple(cells)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, most: int = MAX_ROWS) -> str:

@@ -119,3 +119,10 @@ def test_a_consequence_names_its_root() -> None:
     what, meaning = describe(EventItem(NOW, "event", "gpu:n1.0", "xid", data))
     assert what == "XID 94"
     assert meaning == "Contained memory error. 3 times. Consequence of XID 48."
+
+
+def test_times_of_a_page_in_local_time_are_not_called_utc(api: Any) -> None:
+    serve_node(api)
+    text = shown(page(node_script, entity="node:n003", live="0", tz="local"))
+    assert "Events, findings and data gaps" in text
+    assert "UTC" not in text

@@ -101,3 +101,18 @@ def test_a_mapping_is_written_in_words_and_an_empty_one_is_none() -> None:
     assert words.fact({"times": 20, "name": "fallen off the bus", "then": ""}) == "times 20, name fallen off the bus"
     assert words.fact("") == words.fact({}) == "none"
     assert entity_name("psu:n1.2") == "power supply 2 of n1"
+
+
+@pytest.mark.parametrize(
+    ("value", "signal", "said"),
+    [
+        (0.391, "gpu.utilization", "39.1 %"),
+        (1.0, "gpu.utilization", "100 %"),
+        (1.07, "power.load", "107 %"),
+        (1.5e-12, "nvlink.effective_ber", "1.5e-12"),
+        (16.8, "node.load1", "16.8"),
+        (33.9, "gpu.temperature", "33.9 °C"),
+    ],
+)
+def test_a_share_is_in_percent_and_an_error_rate_is_none(value: float, signal: str, said: str) -> None:
+    assert words.reading(value, signal, words.CATALOGUE[signal].unit) == said

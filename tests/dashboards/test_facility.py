@@ -118,3 +118,29 @@ def test_a_site_of_500_units_lists_the_worst_and_counts_the_rest(site: Any) -> N
     text = shown(page(script))
     assert "300 more are not listed" in text
     assert text.count("fp-badge") < 900
+
+
+def facility_of(site: Any, *units: dict[str, Any]) -> str:
+    """Returns the page about some units."""
+    site.answers["facility"] = {**facility_table(), "units": list(units)}
+    return shown(page(script))
+
+
+def test_throttling_is_unknown_not_absent_while_no_gpu_reports_its_limit(site: Any) -> None:
+    why = "the GPUs behind it report no limit (gpu.thermal_margin)"
+    blind = prediction(minutes=None, gpu=None, left=None, rate=None, error=None, gpus=0, reason=why)
+    calm = prediction(minutes=None, rate=None, error=None, reason="its GPUs do not warm")
+    text = facility_of(site, unit("cdu:c1", throttle=blind), unit("cdu:c2", throttle=blind))
+    assert "no GPU reports its limit" in text
+    assert "throttling predicted" not in text
+    snapshot._fetch_cached.clear()
+    text = facility_of(site, unit("cdu:c1", throttle=blind), unit("cdu:c2", throttle=calm))
+    assert '<b>none</b><span class="fp-word">throttling predicted</span><span class="fp-sub">unknown for 1 unit' in text
+
+
+def test_the_power_of_all_pdus_names_those_that_it_lacks(site: Any) -> None:
+    known = unit("pdu:p1", values={"power.draw": 105_000.0})
+    text = facility_of(site, known, unit("pdu:p2", "no_data", last_seen=None))
+    assert "<b>105 kW</b>" in text
+    assert "drawn by 1 of 2 PDUs" in text
+    assert "1 without data" in text
