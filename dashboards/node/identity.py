@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from dashboards import links
+from dashboards import links, markup
+from dashboards.data_quality.answers import Version
 from dashboards.devices.answers import EntityDetail
 from dashboards.devices.html import entity_link
 from dashboards.links import Text, entity_crumbs
@@ -34,15 +35,29 @@ ORDER = ("site", "row", "pod", "rack", "leaf", "rail", "cdu", "loop", "pdu", "sh
 """Kinds above a node, from place to supply; others follow by name. Chosen."""
 
 
-def attribute_rows(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns (label, markup) of an inventory's attributes; nested ones in one line each."""
+def usual_versions(found: Iterable[Version]) -> dict[str, str]:
+    """Returns name -> version of most nodes. found: those of most nodes first, as the API gives them."""
+    usual: dict[str, str] = {}
+    for one in found:
+        usual.setdefault(one.name, one.version)
+    return usual
+
+
+def attribute_rows(attributes: Mapping[str, Any], usual: Mapping[str, str] = {}) -> list[tuple[str, str]]:
+    """Returns (label, markup) of an inventory's attributes; nested ones in one line each.
+
+    usual: version of most nodes by attribute; another one is marked, with the usual one beside it.
+    """
     rows = []
     for key, value in attributes.items():
         if key in HIDDEN or value in (None, "", [], {}):
             continue
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
         shown = ", ".join(map(str, shown)) if isinstance(shown, list) else str(shown)
-        rows.append((_NAMES.get(key, label(key)), escape(shown)))
+        text = escape(shown)
+        if usual.get(key, shown) != shown:
+            text += f" {markup.badge('DIFFERS', 'watch')} <small>most of the fleet: {escape(usual[key])}</small>"
+        rows.append((_NAMES.get(key, label(key)), text))
     return rows
 
 

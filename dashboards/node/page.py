@@ -8,7 +8,9 @@ import numpy as np
 import streamlit as st
 
 from dashboards import links, markup, routes, snapshot
+from dashboards.act_answers import parse_acts
 from dashboards.answers import Node
+from dashboards.data_quality.answers import parse_quality
 from dashboards.devices import cells, happened, html, incident_rows, ranges, requests
 from dashboards.devices.answers import Comparison, EntityDetail, EventItems, Values
 from dashboards.devices.html import explore_href, link
@@ -16,7 +18,7 @@ from dashboards.devices.ranges import TimeRange
 from dashboards.node import identity, tables
 from dashboards.snapshot import CachedAnswer
 from dashboards.time_chart.component import Look, time_charts
-from dashboards.views import parts
+from dashboards.views import acts, parts
 from dashboards.words import NODE_STATE, plain
 from pipeline.model.entity_names import entity_name
 
@@ -44,6 +46,8 @@ SUPPLY_SIGNALS = {
     "pdu": ("power.draw", "power.voltage"),
     "shelf": ("power.draw", "power.voltage"),
 }
+MAX_ACTS = 20
+"""Acts that are listed, the newest. Chosen."""
 MAX_EVENTS = 60
 """Rows of the table of events. Chosen: two screens; Explore and SQL have all."""
 EXPECTED = "Expected a node or a device of it in the address: /node?entity=node:NAME or gpu:NAME.0"
@@ -94,6 +98,7 @@ def _body(asked: str) -> None:
     _charts(detail, chosen, now, events)
     _parts(detail, values, now)
     _happened(detail, events, now)
+    _acts(node, now)
 
 
 def _draw_unknown(asked: str, answer: CachedAnswer[EntityDetail]) -> None:
@@ -169,7 +174,10 @@ def _overview(detail: EntityDetail, values: CachedAnswer[Values], focus: EntityD
             _gpus(values.value, focus, now)
     with right:
         st.html(markup.section("Identity"))
-        rows = [*identity.work_rows(detail), *identity.place_rows(detail), *identity.attribute_rows(detail.attributes)]
+        quality = snapshot.fetch(parse_quality, "quality").value
+        usual = identity.usual_versions(quality.versions) if quality else {}
+        own_rows = identity.attribute_rows(detail.attributes, usual)
+        rows = [*identity.work_rows(detail), *identity.place_rows(detail), *own_rows]
         st.html(f'<div class="fp-narrow">{html.facts(rows)}</div>')
         if values.value is not None and (own := tables.node_rows(values.value, now)):
             st.html(markup.section("Node"))
@@ -344,3 +352,17 @@ def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) 
     st.html(markup.section("Past incidents"))
     columns = ("Onset", "Severity", "Title", "Duration", "Relation")
     st.html(html.table(columns, incident_rows.past_rows(detail.incidents, now), "No past incidents are stored."))
+
+
+def _acts(node: str, now: int) -> None:
+    """Draws the acts on the node, and whether it is held now."""
+    answer = snapshot.fetch(parse_acts, "acts")
+    if answer.value is None:
+        st.html(markup.section("Acts") + markup.notice(answer.error, "critical", "Acts unavailable."))
+        return
+    own = [act for act in answer.value.acts if node in act.targets or node in act.held]
+    held = any(act.in_force and node in act.held for act in own)
+    st.html(markup.section("Acts", "held: the scheduler gives it no new work" if held else "not held by Fleetpulse"))
+    head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
+    st.html(markup.table(head, acts.act_rows(own[:MAX_ACTS], now), "No act was proposed for this node."))
+    st.html(link(routes.href("acts"), "All acts"))

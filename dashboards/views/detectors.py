@@ -3,8 +3,9 @@ of a chosen detector also its calibration."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -87,12 +88,27 @@ def detector_links(
         counts = Counter(i.resolved is not None for i in incidents if i.detector == one.name)
         links.append(Link(f"{amount(counts[False], 'unresolved incident', 'unresolved incidents')}", query.href()))
         links.append(Link(f"{counts[True]:,} resolved", query.href(show="resolved", sort="newest")))
+        links.append(precision_text([i.life.feedback for i in incidents if i.detector == one.name]))
     count = sum(m.detector in (one.name, "*") for m in mutes)
     links.append(amount(count, "active mute", "active mutes"))
     if one.name in budgets:
         links.append(budgets[one.name])
     links.append(Link("Calibration", routes.href("detectors", detector=one.name)))
     return links
+
+
+def precision_text(verdicts: Iterable[str]) -> str:
+    """Returns the precision by people's feedback, with its count and 95 % interval (Wilson 1927); `known` is right."""
+    counts = Counter(verdicts)
+    right, wrong = counts["useful"] + counts["known"], counts["wrong"]
+    number = right + wrong
+    if not number:
+        return "precision not known: no feedback"
+    share, square = right / number, 1.96**2
+    middle = (share + square / (2 * number)) / (1 + square / number)
+    half = 1.96 * math.sqrt(share * (1 - share) / number + square / (4 * number * number)) / (1 + square / number)
+    low, high = (100 * min(1.0, max(0.0, bound)) for bound in (middle - half, middle + half))
+    return f"precision {100 * share:.0f} % ({low:.0f} to {high:.0f} %): {right:,} of {number:,} with feedback right"
 
 
 def parse_budgets(table: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from dashboards import markup, routes, snapshot
+from dashboards import identity, markup, routes, snapshot
 from dashboards.acting import Outcome
 from dashboards.answers import parse_incident
 from dashboards.client import ApiError
@@ -212,6 +212,10 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
             on_click=_acknowledge,
             args=(waiting,),
         )
+        taker = row.popover("Assign", key="bulk-assign", on_change="rerun")
+        if taker.open:
+            with taker:
+                _assign_form([i.id for i in chosen if i.state != "resolved"])
         box = row.popover("Silence", key="bulk-silence", on_change="rerun")
         if box.open:
             with box:
@@ -223,20 +227,44 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
         st.html(markup.notice(outcome.text, outcome.tone))
 
 
+def _assign_form(identities: Sequence[str]) -> None:
+    """Draws the form that gives incidents to one person."""
+    st.text_input("Assign to", key="bulk-assign-to", placeholder="name; empty: no one")
+    row = st.container(horizontal=True)
+    label, none = f"Assign {len(identities)}", not identities
+    row.button(label, key="bulk-assign-do", type="primary", disabled=none, on_click=_assign, args=(identities,))
+    who = identity.current()
+    own = "" if isinstance(who, identity.Stranger) else who.name
+    row.button("Assign to me", key="bulk-assign-me", disabled=none, on_click=_assign, args=(identities, own))
+
+
+def _assign(identities: Sequence[str], to: str | None = None) -> None:
+    """Assigns incidents to `to`, else to the person in the form; an empty name removes the assignee."""
+    name = str(st.session_state.get("bulk-assign-to") or "").strip() if to is None else to
+    _write_all(identities, "assign", {"to": name, "comment": ""}, f"assigned to {name or 'no one'}")
+    if st.session_state[_RESULT].done:
+        st.session_state["bulk-assign"] = False
+
+
 def _acknowledge(identities: Sequence[str]) -> None:
-    """Acknowledges incidents one after the other; the result says which were not."""
+    _write_all(identities, "acknowledge", {"comment": ""}, "acknowledged")
+
+
+def _write_all(identities: Sequence[str], verb: str, body: Mapping[str, str], done: str) -> None:
+    """Writes to incidents one after the other; the result says which were not changed."""
     failed: list[str] = []
-    for identity in identities:
+    for number, one in enumerate(identities, 1):
         try:
-            snapshot.send(parse_incident, f"incidents/{snapshot.quoted(identity)}/acknowledge", {"comment": ""})
+            snapshot.send(parse_incident, f"incidents/{snapshot.quoted(one)}/{verb}", body)
         except ApiError as error:
-            failed.append(f"{identity}: {error}")
+            failed.append(f"{one}: {error}")
             if error.status is None:  # no answer: the others would wait as long
+                failed += identities[number:]
                 break
-    st.session_state[_RESULT] = _describe(len(identities), failed)
+    st.session_state[_RESULT] = _describe(len(identities), failed, done)
 
 
-def _describe(wanted: int, failed: Sequence[str]) -> Outcome:
+def _describe(wanted: int, failed: Sequence[str], done: str) -> Outcome:
     if not failed:
-        return Outcome("quiet", f"{amount(wanted, 'incident', 'incidents')} acknowledged.", True)
-    return Outcome("critical", f"{len(failed):,} of {wanted:,} not acknowledged. {failed[0]}", False)
+        return Outcome("quiet", f"{amount(wanted, 'incident', 'incidents')} {done}.", True)
+    return Outcome("critical", f"{len(failed):,} of {wanted:,} not {done}. {failed[0]}", False)

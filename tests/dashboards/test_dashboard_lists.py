@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import streamlit as st
 
 from dashboards import routes
 from dashboards.answers import parse_detail
@@ -12,6 +13,7 @@ from dashboards.incident_list.component import list_rows
 from dashboards.list_query import ListQuery, parse_query
 from dashboards.people_answers import parse_audit, parse_silence, write_matcher
 from dashboards.views import audit, handover, incidents, silences
+from dashboards.views.detectors import precision_text
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, detector_table, incident_table, silence_table
 from tests.dashboards.test_dashboard_mutes import detectors_script
@@ -92,8 +94,21 @@ def test_a_selection_is_acknowledged_one_by_one_and_says_what_failed(api: Any) -
     api.incidents["C3"] = {**incident_table("C3"), "findings": [], "history": [], "notifications": []}
     incidents._acknowledge(["A1", "C3"])
     assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge", "incidents/C3/acknowledge"]
-    assert incidents._describe(2, []).text == "2 incidents acknowledged."
-    assert incidents._describe(3, ["A1: no"]).text == "1 of 3 not acknowledged. A1: no"
+    assert incidents._describe(2, [], "acknowledged").text == "2 incidents acknowledged."
+    assert incidents._describe(3, ["A1: no"], "acknowledged").text == "1 of 3 not acknowledged. A1: no"
+
+
+def test_a_selection_is_assigned_to_one_person_and_says_what_failed(api: Any) -> None:
+    api.incidents["C3"] = {**incident_table("C3"), "findings": [], "history": [], "notifications": []}
+    incidents._assign(["A1", "C3"], "ann")
+    wanted = {"to": "ann", "comment": ""}
+    assert api.posted == [("incidents/A1/assign", wanted), ("incidents/C3/assign", wanted)]
+    assert st.session_state["fleetpulse.list.result"].text == "2 incidents assigned to ann."
+    api.broken["incidents/C3/assign"] = (409, b'{"detail": "it is resolved"}')
+    incidents._assign(["A1", "C3"], "")
+    said = st.session_state["fleetpulse.list.result"]
+    assert said.text.startswith("1 of 2 not assigned to no one. C3: It is resolved")
+    assert not said.done
 
 
 def test_a_row_shows_who_has_the_incident() -> None:
@@ -216,3 +231,15 @@ def test_a_detector_links_to_its_incidents_and_shows_its_calibration(api: Any) -
     assert "filter=detector%3D%22straggler%22" in text
     assert "thresholds of straggler" in text
     assert "No detector" in shown(page(detectors_script, detector="nope"))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        (["", ""], "precision not known: no feedback"),
+        (["useful"] * 8 + ["known", "wrong", ""], "precision 90 % (60 to 98 %): 9 of 10 with feedback right"),
+        (["wrong"], "precision 0 % (0 to 79 %): 0 of 1 with feedback right"),
+    ],
+)
+def test_the_precision_of_a_detector_has_its_count_and_interval(verdicts: list[str], said: str) -> None:
+    assert precision_text(verdicts) == said

@@ -15,6 +15,8 @@ from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from tests.dashboards.conftest import NOW
 from tests.dashboards.device_tables import HOSTILE, compare_table, empty_caches, serve_node, values_table
+from tests.dashboards.quality_tables import quality_table
+from tests.dashboards.test_dashboard_acts import act_table
 from tests.dashboards.test_dashboard_pages import page, shown
 
 
@@ -54,7 +56,9 @@ def test_a_node_shows_who_it_is_and_what_is_wrong(api: Any) -> None:
     ):
         assert expected in text
     assert text.count("Suspected cause of an unresolved incident.") == 1
-    assert len({path for path, _ in api.asked}) <= 6
+    assert (
+        len({path for path, _ in api.asked}) <= 7
+    )  # each costs a round trip; acts and quality are shared by all nodes
 
 
 def test_a_device_of_a_node_stands_on_top(api: Any) -> None:
@@ -126,3 +130,30 @@ def test_times_of_a_page_in_local_time_are_not_called_utc(api: Any) -> None:
     text = shown(page(node_script, entity="node:n003", live="0", tz="local"))
     assert "Events, findings and data gaps" in text
     assert "UTC" not in text
+
+
+def test_a_node_shows_its_acts_and_the_versions_that_most_nodes_do_not_run(api: Any) -> None:
+    serve_node(api)
+    own = act_table(targets=["node:n003"], held=["node:n003"], in_force=True, open=False, state="verified", plan=None)
+    other = act_table(id="ACT-2", targets=["node:n009"], text="hold n009")
+    api.answers["acts"] = {"acts": [own, other], "breaker": None, "modes": {}}
+    versions = [
+        {"name": "kernel", "version": "6.12", "nodes": 60, "examples": []},
+        {"name": "kernel", "version": "6.8", "nodes": 4, "examples": []},
+        {"name": "serial", "version": "BOARD-7", "nodes": 1, "examples": []},
+    ]
+    api.answers["quality"] = quality_table(versions=versions)
+    text = shown(page(node_script, entity="node:n003", live="0"))
+    assert "held: the scheduler gives it no new work" in text
+    assert 'href="acts?id=ACT-1' in text
+    assert "ACT-2" not in text
+    assert "most of the fleet: 6.12" in text
+    assert text.count("DIFFERS") == 1
+
+
+def test_acts_that_cannot_be_read_are_not_said_to_be_none(api: Any) -> None:
+    serve_node(api)
+    api.broken["acts"] = (503, b'{"detail": "the store is busy"}')
+    text = shown(page(node_script, entity="node:n003", live="0"))
+    assert "Acts unavailable." in text
+    assert "not held" not in text
