@@ -16,6 +16,7 @@ import altair as alt
 
 from dashboards import words
 from dashboards.answers import IncidentDetail, Mute, Point, Series, TimelineItem
+from dashboards.devices.cells import throttle_text
 from dashboards.links import Text, entity_link
 from dashboards.theme import Palette
 from dashboards.words import amount, clock, quantity, unit_name
@@ -222,6 +223,8 @@ def figure_rows(finding: Finding) -> list[tuple[str, str]]:
 def _with_unit(key: str, value: Any, finding: Finding) -> str:
     if key.endswith("_s") and isinstance(value, (int, float)):
         return words.age(value)
+    if key == "throttled" and isinstance(value, int) and not isinstance(value, bool):
+        return throttle_text(value)
     if key == "odds" and isinstance(value, (int, float)):
         return odds_text(value)
     return words.fact(value, _unit(key, finding))

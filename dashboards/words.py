@@ -37,7 +37,7 @@ _LABELS = {
     "down_s": "Down for",
     "flaps": "Flaps",
 }
-_UNITS = {"Cel": "°C", "1": "", "share": "", "decade": "decades", "us": "µs"}
+_UNITS = {"Cel": "°C", "By": "B", "By/s": "B/s", "1": "", "share": "", "decade": "decades", "us": "µs"}
 _MOST_SHARE = 10
 """Highest valid value of a signal that is a share: a load may exceed its limit. Chosen: as in the catalogue."""
 _BIG = ((1e12, "T"), (1e9, "G"), (1e6, "M"))

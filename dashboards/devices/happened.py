@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from itertools import groupby
@@ -11,7 +10,8 @@ from typing import Any
 from dashboards.devices.answers import EventItem
 from dashboards.devices.html import entity_link, incident_link
 from dashboards.time_chart.component import Mark
-from dashboards.words import amount, clock, label, plain
+from dashboards.words import amount, clock, plain, with_entity_names
+from pipeline.model.event_text import describe_facts
 
 MAX_FACTS = 6
 """Facts of an event that are named; more are left out. Chosen."""
@@ -53,9 +53,7 @@ def _xid(name: str, data: Mapping[str, Any], key: str) -> tuple[str, str]:
 
 def facts(data: Mapping[str, Any]) -> str:
     """Returns the facts of an event in one line."""
-    known = [(k, v) for k, v in data.items() if v not in (None, "", [], {})]
-    shown = [f"{label(str(k)).lower()} {v if isinstance(v, str) else json.dumps(v)}" for k, v in known[:MAX_FACTS]]
-    return ", ".join(shown) + (", ..." if len(known) > MAX_FACTS else "")
+    return with_entity_names(describe_facts(data, MAX_FACTS))
 
 
 def rows(items: Iterable[EventItem], now: int, about: str = "") -> list[tuple[str, str, str, str]]:

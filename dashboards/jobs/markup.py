@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from textwrap import shorten
@@ -110,7 +111,10 @@ def overview(jobs: Sequence[Job]) -> str:
 
 def percent(share: float | None) -> str:
     """Returns a slowdown as `+31 %`, or that it is not known."""
-    return "not known" if share is None else f"{share:+.0%}".replace("%", " %")
+    if share is None:
+        return "not known"
+    rounded = round(100 * share)
+    return f"{rounded:+,} %" if rounded else "0 %"  # not -0 %
 
 
 def seconds(value: float | None) -> str:
@@ -243,7 +247,7 @@ def slow_ranks(strip: Strip) -> str:
             "not known" if r.gpu is None else as_markup(entity_link(r.gpu)),
             "" if r.node is None else as_markup(entity_link(r.node, r.node.partition(":")[2])),
             escape(percent(r.now)),
-            f"{r.share:.0%}",
+            f"{r.share * 100:.0f} %",
         )
         for r in strip.slow
     ]
@@ -289,13 +293,16 @@ def events(detail: JobDetail, items: Sequence[TimelineItem], now: int) -> str:
         rows.append((run.started, "run", "run started"))
         if run.ended is not None:
             rows.append((run.ended, "run", f"run ended after {age((run.ended - run.started) / SECOND)}"))
-    shown = sorted(rows, reverse=True)[:40]
-    cells = [(escape(ago(time, now)), escape(kind), escape(_short(text))) for time, kind, text in shown]
+    counts = Counter(rows)  # each node of a job reports its start
+    cells = [
+        (escape(ago(time, now)), escape(kind), escape(_short(text)) + (f" ({count:,} times)" if count > 1 else ""))
+        for (time, kind, text), count in sorted(counts.items(), reverse=True)[:40]
+    ]
     return linked.table(("Time", "Kind", "What"), cells, "No events in this time.", "Events of the job")
 
 
 def _short(text: str) -> str:
-    """Returns a text of an event; the list of all ranks of a start is left out."""
+    """Returns a text of an event, of 160 characters at most."""
     named = with_entity_names(text)
     return named if len(named) <= 160 else f"{named[:160]}…"
 

@@ -84,7 +84,7 @@ function drawLabels(g, view) {
   g.fillStyle = view.colour.muted;
   const every = Math.max(1, Math.ceil(14 / cellHeight));
   for (let row = 0; row < data.rows; row += every) {
-    const y = Math.min(view.height - 6, Math.max(6, (row + 0.5) * cellHeight)); // whole letters at both ends
+    const y = Math.min(view.height - 5, Math.max(5, (row + 0.5) * cellHeight)); // whole letters at both ends
     g.fillText(data.labels[row], 0, y, label - 6);
   }
 }
@@ -179,12 +179,15 @@ function colours(element) {
 
 function drawTimes(view) {
   const box = view.strip.querySelector(".times");
-  box.replaceChildren(...view.data.times.map(([column, name]) => {
+  const left = ([column]) => Math.min(box.clientWidth - 60, view.label + column * view.cellWidth);
+  const last = view.data.times[view.data.times.length - 1];
+  const apart = view.data.times.filter((time) => time === last || left(last) - left(time) >= 60); // no two over another
+  box.replaceChildren(...apart.map(([column, name]) => {
     const made = document.createElement("span");
     made.textContent = name;
-    const left = view.label + column * view.cellWidth;
-    if (left + 60 > box.clientWidth) made.style.right = "0"; // a label at the end is not cut off
-    else made.style.left = `${left}px`;
+    const x = view.label + column * view.cellWidth;
+    if (x + 60 > box.clientWidth) made.style.right = "0"; // a label at the end is not cut off
+    else made.style.left = `${x}px`;
     return made;
   }));
 }

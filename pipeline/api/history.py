@@ -13,6 +13,7 @@ import duckdb
 import numpy as np
 
 from pipeline.model.errors import UsageError
+from pipeline.model.event_text import describe_facts
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of_class
 from pipeline.model.topology import Topology, kind_of
@@ -335,9 +336,5 @@ def _text(kind: str, subject: str, text: str) -> str:
     if kind != "event":
         return f"{subject}: {text}"
     data = json.loads(text)
-    facts = ", ".join(f"{k} {_fact(v)}" for k, v in data.items()) if isinstance(data, dict) else _fact(data)
+    facts = describe_facts(data if isinstance(data, dict) else {"value": data})
     return f"{subject.replace('_', ' ')}: {facts}" if facts else subject.replace("_", " ")
-
-
-def _fact(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -56,7 +56,7 @@ def test_a_comparison_shows_units_peers_and_difference() -> None:
             "x",
             ("90 errors/h", "30 errors/h", "60 errors/h"),
         ),
-        ({"value": 0.0, "expected": 2.5e10, "unit": "By/s"}, "x", ("0 By/s", "25 GB/s", "25 GB/s less: 100 %")),
+        ({"value": 0.0, "expected": 2.5e10, "unit": "By/s"}, "x", ("0 B/s", "25 GB/s", "25 GB/s less: 100 %")),
         ({"value": 0.4, "expected": 0.0, "unit": "s"}, "x", ("0.4 s", "0 s", "0.4 s more")),
     ],
 )

@@ -124,3 +124,9 @@ def test_notifications_show_their_delivery_status() -> None:
     late = Notification("chat", "firing", "waiting", 3, NOON, NOON, "503")
     shown = evidence.delivery_rows(IncidentDetail(base.incident, (), (), (late,), {}), NOON)
     assert shown == [("12:00:00Z", "chat", "firing", "waiting after 3 attempts: 503")]
+
+
+def test_clock_event_reasons_are_in_words_not_in_bits() -> None:
+    rows = dict(evidence.figure_rows(finding("rank:81.17", detector="straggler", evidence={"throttled": 0x40})))
+    assert rows == {"Throttled": "HW thermal"}
+    assert dict(evidence.figure_rows(finding(evidence={"throttled": True}))) == {"Throttled": "yes"}

@@ -10,6 +10,8 @@ from dashboards import snapshot
 from dashboards.jobs.answers import parse_strip
 from dashboards.jobs.page import job_of
 from dashboards.rank_strip.component import strip_data
+from pipeline.model.records import iso
+from tests.dashboards.conftest import NOW
 from tests.dashboards.jobs_tables import answers, job, job_detail, jobs_table, strip_table
 from tests.dashboards.test_dashboard_pages import page, shown
 
@@ -129,3 +131,20 @@ def test_a_strip_of_16384_ranks_is_small() -> None:
     assert (strip.rows, strip.per_row, data["highlight"]) == (512, 32, 1)
     assert len(str(data["levels"])) < 130_000  # base64 of 92 kB
     assert len(data["times"]) <= 9  # type: ignore[arg-type]
+
+
+def test_the_start_of_a_job_on_many_nodes_is_one_row(site: Any) -> None:
+    items = [{"time": iso(NOW), "kind": "event", "entity": "job:81", "text": "job start: 8 ranks"} for _ in range(34)]
+    site.answers["timeline"] = {"items": items}
+    text = shown(page(script, entity="job:81"))
+    assert text.count("job start: 8 ranks") == 1
+    assert "job start: 8 ranks (34 times)" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(None, "not known"), (0.314, "+31 %"), (-0.001, "0 %"), (0.0, "0 %"), (-0.02, "-2 %")]
+)
+def test_a_slowdown_is_never_minus_zero(share: float | None, said: str) -> None:
+    from dashboards.jobs.markup import percent
+
+    assert percent(share) == said

@@ -1,0 +1,59 @@
+"""The facts of an event as one line of text: numbers with units and three or four digits, times as times, long lists
+as their length. The API writes it into timelines, and the pages into tables of events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.model.records import iso
+from pipeline.model.signals import CATALOGUE
+
+MOST_NAMED = 8
+"""Entries of a list that are named; a longer one is counted. Chosen: they fit in a line."""
+MOST_PAIRS = 3
+"""Pairs of a table that are named; a larger one, such as the ranks of a job, is counted. Chosen."""
+_FIRST_US = 10**15
+"""Smallest integer that is a time in UTC us: September 2001, beyond every count of an event."""
+_OF_SIGNAL = frozenset({"value", "usual", "limit", "before", "expected"})
+"""Facts in the unit of the event's `signal`."""
+
+
+def describe_facts(data: Mapping[str, Any], most: int | None = None) -> str:
+    """Returns the facts of an event in one line, `most` of them; empty ones are left out."""
+    signal = CATALOGUE.get(str(data.get("signal")))
+    unit = "" if signal is None or signal.unit == "1" else signal.unit
+    known = [(str(key), value) for key, value in data.items() if value not in (None, "", [], {})]
+    shown = [_describe_fact(key, value, unit if key in _OF_SIGNAL else "") for key, value in known[:most]]
+    return ", ".join(shown) + (", ..." if most is not None and len(known) > most else "")
+
+
+def _describe_fact(key: str, value: Any, unit: str) -> str:
+    name = key.replace("_", " ")
+    if key == "signal" and value in CATALOGUE:
+        return f"signal {CATALOGUE[value].column.replace('_', ' ')}"
+    if key == "share" and _is_number(value):
+        return f"share {100 * value:.3g} %"
+    if key in ("seconds", "latency") and _is_number(value):
+        return f"{value:.4g} s" if key == "seconds" else f"{name} {value:.4g} s"
+    if isinstance(value, Mapping):
+        if len(value) > MOST_PAIRS or any(isinstance(one, (Mapping, list)) for one in value.values()):
+            return f"{len(value):,} {name}"
+        return f"{name} {', '.join(f'{k} {_text(v)}' for k, v in value.items())}"
+    if isinstance(value, (list, tuple)):
+        if len(value) > MOST_NAMED or any(isinstance(one, (Mapping, list)) for one in value):
+            return f"{len(value):,} {name}"
+        return f"{name} {', '.join(map(_text, value))}"
+    return f"{name} {_text(value)}{f' {unit}' if unit and _is_number(value) else ''}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{iso(value)[:19]}Z" if value >= _FIRST_US else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
