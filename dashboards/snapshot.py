@@ -65,6 +65,8 @@ class AnswerCache:
 
 
 _CACHE = AnswerCache()
+_MOVING = AnswerCache()
+"""The last good responses to requests whose time range moves on, by what they are about."""
 _writes = 0
 """Writes of this process so far, a part of the key of cached responses: a request that was on its way during a write
 may have read the state before it, and its response must not be shown after it."""
@@ -168,6 +170,12 @@ def _fetch(what: str, *arguments: Any, parse: Callable[[Mapping[str, Any]], Any]
     return answer
 
 
+def keep_last(about: tuple[str, ...], answer: CachedAnswer[T]) -> CachedAnswer[T]:
+    """Returns the answer, or on an error the last good one about the same: for requests whose time range moves on, so
+    that the request before it had another address."""
+    return cast(CachedAnswer[T], _MOVING.update((os.environ.get(API_URL) or DEFAULT_URL, *about), answer))
+
+
 def fetch_fleet() -> CachedAnswer[Fleet]:
     """Returns all nodes."""
     return cast(CachedAnswer[Fleet], _fetch("fetch_fleet"))
@@ -193,14 +201,16 @@ def fetch_incident(identity: str) -> CachedAnswer[IncidentDetail]:
     return cast(CachedAnswer[IncidentDetail], _fetch("fetch_incident", identity))
 
 
-def fetch_series(entity: str, signal: str, start: int, end: int) -> CachedAnswer[Series]:
-    """Returns one signal of a device and of its peers."""
-    return cast(CachedAnswer[Series], _fetch("fetch_series", entity, signal, start, end))
+def fetch_series(entity: str, signal: str, start: int, end: int, span: str = "") -> CachedAnswer[Series]:
+    """Returns one signal of a device and of its peers. span: name of the time range, which moves on."""
+    answer = cast(CachedAnswer[Series], _fetch("fetch_series", entity, signal, start, end))
+    return keep_last(("series", entity, signal, span), answer)
 
 
 def fetch_timeline(entity: str, start: int, end: int) -> CachedAnswer[tuple[TimelineItem, ...]]:
     """Returns the timeline of an entity."""
-    return cast(CachedAnswer[tuple[TimelineItem, ...]], _fetch("fetch_timeline", entity, start, end))
+    answer = cast(CachedAnswer[tuple[TimelineItem, ...]], _fetch("fetch_timeline", entity, start, end))
+    return keep_last(("timeline", entity), answer)
 
 
 def fetch_detectors() -> CachedAnswer[DetectorList]:

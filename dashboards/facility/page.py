@@ -132,7 +132,8 @@ def _trends(unit: Unit, now: int) -> None:
         if unit.number(signal) is None:
             continue
         given = {"entity": unit.entity, "signal": signal, "from": iso(end - length), "to": iso(end)}
-        answer = snapshot.fetch(parse_series, "series", **given, peers="class", points=str(POINTS))
+        fresh = snapshot.fetch(parse_series, "series", **given, peers="class", points=str(POINTS))
+        answer = snapshot.keep_last(("trend", unit.entity, signal, str(length)), fresh)
         if answer.value is not None and any(p.value is not None for p in answer.value.points):
             st.html(common.section(signal_name(signal), _peers(answer.value.peers)))
             st.altair_chart(charts.trend(answer.value, palette), key=f"trend-{signal}")

@@ -39,7 +39,7 @@ def _body() -> None:
     found = mutes.value or ()
     active = tuple(m for m in found if m.is_active(now))
     text = "Detectors" if detectors.value is None or mutes.value is None else headline(detectors.value, active)
-    parts.draw_head(text, [], "", detectors)
+    parts.draw_head(text, [], "", detectors, of_now=text != "Detectors")
     parts.draw_error(detectors)
     if mutes.value is None:
         if detectors.value is not None:

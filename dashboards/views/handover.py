@@ -39,7 +39,8 @@ def parse_since(text: str, now: int) -> int:
 def _body() -> None:
     now = snapshot.now()
     asked = st.query_params.get("since", DEFAULT)
-    answer = snapshot.fetch(parse_handover, "handover", since=iso(parse_since(asked, now)))
+    fresh = snapshot.fetch(parse_handover, "handover", since=iso(parse_since(asked, now)))
+    answer = snapshot.keep_last(("handover", asked), fresh)
     found = answer.value
     text = "Handover" if found is None else headline(found)
     below = "" if found is None else f"shift since {clock(found.since, now)}"

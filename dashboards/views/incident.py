@@ -173,12 +173,13 @@ def _chart(detail: IncidentDetail, now: int) -> None:
     start, end = evidence.chart_span(detail.incident, now, RANGES[str(chosen)])
     failed = ""
     for entity, signal in signals:
-        answer = snapshot.fetch_series(entity, signal, start, end)
+        answer = snapshot.fetch_series(entity, signal, start, end, str(chosen))
         failed = failed or (answer.error if answer.status != 404 else "")
         if answer.value is not None and any(p.value is not None for p in answer.value.points):
             palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
             with place:
-                st.html(markup.section("Evidence", f"{answer.value.help}, {entity_name(entity)} and its peers"))
+                known = f", up to {clock(answer.fetched, now)}" if answer.error else ""
+                st.html(markup.section("Evidence", f"{answer.value.help}, {entity_name(entity)} and its peers{known}"))
                 st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")
             return
     with place:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dashboards import snapshot
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, detector_table, mute_table
 from tests.dashboards.test_dashboard_pages import incident_script, page, shown
@@ -125,3 +126,13 @@ def test_mutes_and_thresholds_that_cannot_be_read_are_not_said_to_be_none(api: A
     assert text.count("The store is busy") == 2
     for word in ("No expired mutes", "No active mutes", "It has no thresholds that a site teaches"):
         assert word not in text
+
+
+def test_the_headline_of_the_detectors_is_unknown_while_the_api_is_away(api: Any) -> None:
+    assert "1 detector active" in shown(page(detectors_script))
+    for path in ("detectors", "mutes", "fleet"):
+        api.broken[path] = (503, b'{"detail": "away"}')
+    snapshot._fetch_cached.clear()
+    text = shown(page(detectors_script))
+    assert "Unknown since" in text
+    assert "Last known: " in text

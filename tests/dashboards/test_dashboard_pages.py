@@ -188,3 +188,18 @@ def test_a_timeline_without_events_says_why_they_are_missing(api: Any) -> None:
     assert "Events unavailable." in text
     assert "The store is busy" in text
     assert "No events." not in text
+
+
+def test_chart_and_timeline_of_an_incident_stay_while_the_api_is_away(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Checkpoint: step 7" in shown(page(incident_script, id="A1"))
+    later = snapshot.now() + 60_000_000
+    monkeypatch.setattr(snapshot, "now", lambda: later)
+    for path in ("series", "timeline"):
+        api.broken[path] = (503, b'{"detail": "the store is busy"}')
+    text = shown(page(incident_script, id="A1"))
+    assert "Chart unavailable" not in text
+    assert "and its peers, up to " in text
+    assert "Events are the last known ones." in text
+    assert "Checkpoint: step 7" in text

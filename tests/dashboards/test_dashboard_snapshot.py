@@ -9,6 +9,7 @@ import pytest
 from dashboards import snapshot
 from dashboards.client import API_URL, ApiError, Client
 from dashboards.snapshot import AnswerCache, CachedAnswer
+from pipeline.model.records import SECOND
 
 
 def test_all_viewers_share_one_request(api: Any) -> None:
@@ -79,3 +80,14 @@ def test_a_response_read_before_a_write_is_not_shown_after_it(api: Any, monkeypa
     monkeypatch.setattr(Client, "fetch_incident", read_and_be_overtaken)
     states = [answer.value.incident.state for _ in range(2) if (answer := snapshot.fetch_incident("A1")).value]
     assert states == ["open", "acknowledged"]
+
+
+def test_the_last_good_response_stays_while_its_time_range_moves_on(api: Any) -> None:
+    before = snapshot.fetch_series("rank:81.17", "rank.compute_time", 0, 60 * SECOND, "Onset")
+    assert before.value is not None
+    api.broken["series"] = (503, b'{"detail": "away"}')
+    after = snapshot.fetch_series("rank:81.17", "rank.compute_time", 0, 70 * SECOND, "Onset")
+    assert after.value == before.value
+    assert "Away" in after.error
+    other = snapshot.fetch_series("rank:81.17", "rank.compute_time", 0, 80 * SECOND, "7 d")
+    assert other.value is None
