@@ -1,6 +1,6 @@
 """Contents of an incident's page: main finding, chart, comparison, figures, impact, delivery status, timeline.
 
-Times are UTC on every axis.
+Times on an axis are those of the zone of the page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dashboards.answers import IncidentDetail, Mute, Point, Series, TimelineItem
 from dashboards.devices.cells import throttle_text
 from dashboards.links import Text, entity_link
 from dashboards.theme import Palette
-from dashboards.words import amount, clock, quantity, unit_name
+from dashboards.words import amount, axis_label, chart_time, clock, quantity, unit_name, zone_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident
 from pipeline.model.signals import CATALOGUE
@@ -214,7 +214,11 @@ def figure_rows(finding: Finding) -> list[tuple[str, str]]:
         if key in hidden:
             continue
         if isinstance(value, Mapping):
-            rows += [(f"{words.label(key)}: {words.label(str(k)).lower()}", words.fact(v)) for k, v in value.items()]
+            known = CATALOGUE.get(key)
+            unit = known.unit if known and not known.states else ""
+            rows += [
+                (f"{words.label(key)}: {words.label(str(k)).lower()}", words.fact(v, unit)) for k, v in value.items()
+            ]
         else:
             rows.append((words.label(key), _with_unit(key, value, finding)))
     return rows
@@ -384,14 +388,14 @@ def chart_rows(series: Series, part: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for i, point in enumerate(points):
         if i and point.time - points[i - 1].time > GAP_STEPS * usual:
-            rows.append({"time": (points[i - 1].time + usual) // 1000, part: None})
+            rows.append({"time": chart_time(points[i - 1].time + usual), part: None})
         rows.append(_row(point, series.unit))
     return rows
 
 
 def _row(point: Point, unit: str) -> dict[str, Any]:
     return {
-        "time": point.time // 1000,
+        "time": chart_time(point.time),
         "value": point.value,
         "median": point.median,
         "low": point.low,
@@ -403,21 +407,26 @@ def _row(point: Point, unit: str) -> dict[str, Any]:
 
 def _time_axis(series: Series) -> alt.Axis:
     span = series.points[-1].time - series.points[0].time if series.points else 0
-    return alt.Axis(
-        format="%d %b %H:%M" if span > _DAY else "%H:%M", grid=False, tickCount=8, labelExpr="datum.label + 'Z'"
+    return alt.Axis(format="%d %b %H:%M" if span > _DAY else "%H:%M", grid=False, tickCount=8, labelExpr=axis_label())
+
+
+def time_tooltip(time: int) -> alt.Tooltip:
+    """Returns the line of a tooltip with the time of a point, named as the zone of this run."""
+    return alt.Tooltip(
+        "time:T", title=zone_name(time), format="%H:%M:%S", timeUnit="utcyearmonthdatehoursminutesseconds"
     )
 
 
 def _tooltip(series: Series) -> list[alt.Tooltip]:
     return [
-        alt.Tooltip("time:T", title="UTC", format="%H:%M:%S", timeUnit="utcyearmonthdatehoursminutesseconds"),
+        time_tooltip(series.points[-1].time if series.points else 0),
         alt.Tooltip("value_text:N", title=entity_name(series.entity)),
         alt.Tooltip("median_text:N", title="median of peers"),
     ]
 
 
 def _onset(onset: int, palette: Palette) -> list[alt.Chart]:
-    base = alt.Chart(alt.InlineData(values=[{"time": onset // 1000, "label": f"onset {clock(onset, onset)}"}]))
+    base = alt.Chart(alt.InlineData(values=[{"time": chart_time(onset), "label": f"onset {clock(onset, onset)}"}]))
     x = alt.X("time:T", scale=alt.Scale(type="utc"))
     rule = base.mark_rule(color=palette.ink, strokeWidth=1.5).encode(x=x)
     label = base.mark_text(

@@ -75,6 +75,21 @@ def zone_offset_s(time: int) -> int:
     return int((datetime.fromtimestamp(time / SECOND, _ZONE.get()).utcoffset() or timedelta()).total_seconds())
 
 
+def zone_name(time: int) -> str:
+    """Returns the name of the zone of this run: `UTC`, or such as `JST`."""
+    return datetime.fromtimestamp(time // SECOND, _ZONE.get()).tzname() or "UTC"
+
+
+def chart_time(time: int) -> int:
+    """Returns a time in ms for a chart in UTC that shows the clock of the zone of this run."""
+    return time // 1000 + zone_offset_s(time) * 1000
+
+
+def axis_label() -> str:
+    """Returns the Vega expression of a time's label: with Z in UTC, as it is in local time."""
+    return "datum.label + 'Z'" if _ZONE.get() is UTC else "datum.label"
+
+
 def set_zone(zone: tzinfo) -> None:
     """Sets the zone of all times that this run of a page shows."""
     _ZONE.set(zone)

@@ -7,9 +7,9 @@ from typing import Any
 import altair as alt
 
 from dashboards.answers import Series
-from dashboards.evidence import chart_rows
+from dashboards.evidence import chart_rows, time_tooltip
 from dashboards.theme import Palette
-from dashboards.words import unit_name
+from dashboards.words import axis_label, unit_name
 
 HEIGHT = 130
 """Height of one chart (px). Chosen: four are visible at 1440 x 900."""
@@ -30,11 +30,9 @@ _DAY_S = 6 * 3600 * 1_000_000
 
 
 def trend(series: Series, palette: Palette) -> alt.LayerChart:
-    """Returns the unit's line over the median and the middle 80 % of the others of its kind. Times are UTC."""
+    """Returns the unit's line over the median and the middle 80 % of the others of its kind."""
     span = series.points[-1].time - series.points[0].time if series.points else 0
-    axis = alt.Axis(
-        format="%d %b %H:%M" if span > _DAY_S else "%H:%M", grid=False, tickCount=5, labelExpr="datum.label + 'Z'"
-    )
+    axis = alt.Axis(format="%d %b %H:%M" if span > _DAY_S else "%H:%M", grid=False, tickCount=5, labelExpr=axis_label())
     x = alt.X("time:T", title=None, scale=alt.Scale(type="utc", nice=False), axis=axis)
     unit = unit_name(series.unit) or None
     y = alt.Scale(zero=False, nice=True)
@@ -50,7 +48,7 @@ def trend(series: Series, palette: Palette) -> alt.LayerChart:
         )
     own = alt.Chart(alt.InlineData(values=chart_rows(series, "value")))
     tooltip = [
-        alt.Tooltip("time:T", title="UTC", format="%H:%M:%S", timeUnit="utcyearmonthdatehoursminutesseconds"),
+        time_tooltip(series.points[-1].time if series.points else 0),
         alt.Tooltip("value_text:N", title="measured"),
         alt.Tooltip("median_text:N", title="median of its kind"),
     ]

@@ -11,12 +11,24 @@ import altair as alt
 
 from dashboards import linked, links
 from dashboards.answers import Node, TimelineItem
+from dashboards.evidence import time_tooltip
 from dashboards.jobs.answers import Harm, Job, JobDetail, Pace, Strip
 from dashboards.links import Link, as_markup, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF, TONES, badge, simulated_badge
 from dashboards.routes import entity_href, href
 from dashboards.theme import Palette
-from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, plain, with_entity_names
+from dashboards.words import (
+    NODE_STATE,
+    age,
+    ago,
+    amount,
+    axis_label,
+    chart_time,
+    clock,
+    joined,
+    plain,
+    with_entity_names,
+)
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
@@ -313,13 +325,13 @@ def crumbs(name: str) -> list[links.Text]:
 
 
 def pace_chart(history: Sequence[Pace], usual: float | None, palette: Palette) -> alt.LayerChart:
-    """Returns the step time by minute, with the usual one as a dashed line. Times are UTC."""
-    rows = [{"time": p.time // 1000, "value": p.step_time, "text": seconds(p.step_time)} for p in history]
-    axis = alt.Axis(format="%H:%M", grid=False, tickCount=8, labelExpr="datum.label + 'Z'")
+    """Returns the step time by minute, with the usual one as a dashed line."""
+    rows = [{"time": chart_time(p.time), "value": p.step_time, "text": seconds(p.step_time)} for p in history]
+    axis = alt.Axis(format="%H:%M", grid=False, tickCount=8, labelExpr=axis_label())
     x = alt.X("time:T", title=None, scale=alt.Scale(type="utc", nice=False), axis=axis)
     y = alt.Y("value:Q", title="s per step", scale=alt.Scale(zero=False, nice=True))
     tooltip = [
-        alt.Tooltip("time:T", title="UTC", format="%H:%M:%S", timeUnit="utcyearmonthdatehoursminutesseconds"),
+        time_tooltip(history[-1].time if history else 0),
         alt.Tooltip("text:N", title="step time"),
     ]
     own = alt.Chart(alt.InlineData(values=rows)).mark_line(color=palette.device, strokeWidth=2)

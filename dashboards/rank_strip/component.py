@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.jobs.answers import Strip
-from dashboards.words import clock
+from dashboards.words import clock, zone_offset_s
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
@@ -55,6 +55,7 @@ def strip_data(strip: Strip, stale: bool, highlight: str = "") -> dict[str, obje
         "late": strip.late,
         "times": [[i, clock(strip.start + i * width, strip.end)] for i in range(0, strip.columns, step)],
         "start": strip.start // 1000,
+        "ahead": zone_offset_s(strip.end) * 1000,
         "widthMs": width // 1000,
         "highlight": strip.labels.index(highlight) if highlight in strip.labels else -1,
         "stale": stale,

@@ -114,7 +114,7 @@ function text(view, row, column) {
   const { data, levels } = view;
   const level = levels[row * data.columns + column];
   const who = data.perRow > 1 ? `${data.labels[row]} and ${data.perRow - 1} after it, the latest` : data.labels[row];
-  const when = new Date(data.start + column * data.widthMs).toISOString().slice(11, 19) + "Z";
+  const when = new Date(data.start + column * data.widthMs + data.ahead).toISOString().slice(11, 19) + (data.ahead ? "" : "Z");
   const late = level ? `${percent(data.low + (level - 1) * data.step)} against its stage` : "no value";
   return [`${who}`, `${when}: ${late}`, data.perRow > 1 ? "click: show these ranks" : "click: open its GPU"];
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 import streamlit as st
 
 from dashboards import cause_and_impact, evidence, markup, routes, snapshot
-from dashboards.answers import IncidentDetail
+from dashboards.answers import Change, IncidentDetail
 from dashboards.evidence import peers_chart
 from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF
@@ -207,11 +210,23 @@ def _history(detail: IncidentDetail, now: int) -> None:
         _others(detail, now)
     with right:
         st.html(markup.section("Comments and history", STATE[detail.incident.state]))
-        rows = [(clock(c.time, now), c.actor, c.kind.replace("_", " "), c.comment) for c in reversed(detail.history)]
-        st.html(markup.table(("Time", "User", "Change", "Comment"), rows, "No changes since it opened."))
+        changes = history_rows(detail.history, now)
+        st.html(markup.table(("Time", "User", "Change", "Comment"), changes, "No changes since it opened."))
         if routes.has_page("audit"):
             audit = Link("Audit of this incident", routes.href("audit", target=detail.incident.id))
             st.html(f'<p class="fp-empty">{as_markup(audit)}</p>')
+
+
+def history_rows(history: Sequence[Change], now: int) -> list[tuple[str, str, str, str]]:
+    """Returns (time, user, change, comment), newest first; equal changes without a comment in a row are one."""
+    rows = []
+    for (actor, kind, comment), run in groupby(reversed(history), key=lambda c: (c.actor, c.kind, c.comment)):
+        same = list(run)
+        groups = [same] if not comment else [[one] for one in same]
+        for group in groups:
+            times = f" ({len(group):,} times)" if len(group) > 1 else ""
+            rows.append((clock(group[0].time, now), actor, kind.replace("_", " ") + times, comment))
+    return rows
 
 
 def _others(detail: IncidentDetail, now: int) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from datetime import UTC
+from zoneinfo import ZoneInfo
+
 import pytest
 
+from dashboards import words
 from dashboards.answers import Point, Series
 from dashboards.evidence import chart_rows, legend_names, peers_chart
 from dashboards.theme import PALETTES
@@ -62,3 +68,25 @@ def test_the_legend_names_the_peers() -> None:
 def test_a_name_with_quotes_does_not_break_the_chart() -> None:
     odd = Series('gpu:n"1.0', "s", "", "h", "rack", 1, series([1.0]).points)
     assert peers_chart(odd, 0, PALETTES["light"]).to_dict()
+
+
+def test_axis_onset_and_tooltip_of_a_chart_are_in_one_zone() -> None:
+    def parts() -> tuple[int, int, str, set[str], set[str]]:
+        chart = peers_chart(series([1.0, 2.0, 3.0]), 10 * SECOND, PALETTES["light"]).to_dict()
+        text = json.dumps(chart)
+        labels = set(re.findall(r'"labelExpr": "([^"]+)"', text))
+        titles = set(re.findall(r'"title": "(UTC|JST)"', text))
+        rows = [row for values in chart["datasets"].values() for row in values]
+        onset = next(row for row in rows if "label" in row)
+        first = min(row["time"] for row in rows if "label" not in row)
+        return first, onset["time"], onset["label"], labels, titles
+
+    first, onset, label, labels, titles = parts()
+    assert (onset, label, labels, titles) == (10_000, "onset 00:00:10Z", {"datum.label + 'Z'"}, {"UTC"})
+    words.set_zone(ZoneInfo("Asia/Tokyo"))
+    try:
+        local = parts()
+    finally:
+        words.set_zone(UTC)
+    ahead = 9 * 3_600_000
+    assert local == (first + ahead, onset + ahead, "onset 09:00:10 JST", {"datum.label"}, {"JST"})

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dashboards import evidence
-from dashboards.answers import IncidentDetail, Notification, TimelineItem, parse_detail
+from dashboards.answers import Change, IncidentDetail, Notification, TimelineItem, parse_detail
 from dashboards.links import Link
+from dashboards.views.incident import history_rows
 from pipeline.model.records import SECOND, Finding, from_iso, iso
 
 NOON = from_iso("2026-01-01T12:00:00Z")
@@ -130,3 +131,21 @@ def test_clock_event_reasons_are_in_words_not_in_bits() -> None:
     rows = dict(evidence.figure_rows(finding("rank:81.17", detector="straggler", evidence={"throttled": 0x40})))
     assert rows == {"Throttled": "HW thermal"}
     assert dict(evidence.figure_rows(finding(evidence={"throttled": True}))) == {"Throttled": "yes"}
+
+
+def test_measured_values_of_a_signal_have_its_unit() -> None:
+    facts = {"coolant.flow": {"measured": 199.0, "limit": 230.0}}
+    rows = dict(evidence.figure_rows(finding("cdu:c1", detector="coolant_edge", evidence=facts)))
+    assert rows == {"Coolant flow: measured": "199 L/min", "Coolant flow: limit": "230 L/min"}
+
+
+def test_updates_without_a_comment_are_one_row_of_the_history() -> None:
+    def change(number: int, kind: str, comment: str = "") -> Change:
+        return Change(NOON + number * SECOND, kind, "fleetpulse", comment, number)
+
+    history = [change(1, "opened"), *(change(n, "updated") for n in (2, 3, 4)), change(5, "resolved", "over")]
+    rows = history_rows(history, NOON + 60 * SECOND)
+    assert [(kind, comment) for _, _, kind, comment in rows] == [
+        ("resolved", "over"), ("updated (3 times)", ""), ("opened", ""),
+    ]  # fmt: skip
+    assert rows[1][0] == "12:00:04Z"
