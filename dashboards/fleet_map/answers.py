@@ -27,7 +27,7 @@ class FleetMap:
     """The map at one moment; arrays are base64 of one byte per cell. head: state of the pipeline, without nodes.
 
     nodes: on this map.  fleet: in the whole fleet.  counts: nodes per state, `affected`, and `drained`, which have a
-    state too.
+    state too.  changes: of the counts within an hour, where they changed and the count of then is known.
     """
 
     head: Fleet
@@ -39,6 +39,7 @@ class FleetMap:
     fleet: int
     simulated: int
     counts: Mapping[str, int]
+    changes: Mapping[str, int]
     causes: tuple[str, ...]
     looks: str
     ages: str
@@ -99,6 +100,7 @@ def parse_map(table: Mapping[str, Any]) -> FleetMap:
         fleet=int(table["fleet"]),
         simulated=int(table["simulated"]),
         counts={name: int(table["counts"].get(name, 0)) for name in (*NODE_STATES, "affected", "drained")},
+        changes=_changes(table),
         causes=tuple(map(str, require_list(table["causes"]))),
         looks=str(table["looks"]),
         ages=str(table["ages"]),
@@ -108,6 +110,13 @@ def parse_map(table: Mapping[str, Any]) -> FleetMap:
         incident_sets=tuple(tuple(map(str, ids)) for ids in require_list(table["incident_sets"])),
         incident_of=str(table["incident_of"]),
     )
+
+
+def _changes(table: Mapping[str, Any]) -> dict[str, int]:
+    """Returns state -> how many nodes more it has than an hour before, without those that are as they were."""
+    before = (table.get("before") or {}).get("counts") or {}
+    found = {str(name): int(table["counts"].get(name, 0)) - int(number) for name, number in before.items()}
+    return {name: change for name, change in found.items() if change}
 
 
 def parse_layout(table: Mapping[str, Any]) -> FleetLayout:

@@ -98,6 +98,7 @@ def map_data(found: FleetMap, view: MapView) -> dict[str, Any]:
         "incident_of": without_zeros(found.incident_of),
         "causes": found.causes,
         "counts": dict(found.counts),
+        "changes": {name: f"{change:+,} in 1 h" for name, change in found.changes.items()},
         "words": [NODE_STATE[state] for state in NODE_STATES],
         "tiles": [FILTER_WORDS[name] for name in FILTERS],
         "hrefs": {name: routes.href("fleet", state=name) for name in FILTERS},

@@ -25,6 +25,7 @@ function drawTiles(view) {
     if (!tile) {
       tile = document.createElement("a");
       tile.append(document.createElement("i"), document.createElement("b"), document.createElement("span"));
+      tile.append(document.createElement("small"));
       tile.setAttribute("role", "button");
       row.append(tile);
     }
@@ -35,6 +36,7 @@ function drawTiles(view) {
     tile.children[0].className = `swatch ${filter.replace("_", "-")}`;
     tile.children[1].textContent = count.toLocaleString("en-US");
     tile.children[2].textContent = (data.unknown ? "last known " : "") + data.tiles[k];
+    tile.children[3].textContent = data.unknown ? "" : data.changes[filter] ?? "";
     tile.onclick = (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return; // the browser's own: a new tab
       event.preventDefault();

@@ -167,6 +167,14 @@ def list_unresolved(cursor: duckdb.DuckDBPyConnection) -> list[Row]:
     ).fetchall()
 
 
+def list_unresolved_at(cursor: duckdb.DuckDBPyConnection, time: int) -> list[Row]:
+    """Returns the incidents that were open at a time (UTC us), with their severity of now, the oldest first."""
+    query = """SELECT id, severity, cause, members FROM incidents
+               WHERE opened <= make_timestamptz($time) AND (resolved IS NULL OR resolved > make_timestamptz($time))
+               ORDER BY opened, id"""
+    return cursor.execute(query, {"time": time}).fetchall()
+
+
 def find_senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dict[str, str]:
     """Returns entity -> the node that sends it, for entities on nodes that are in no inventory."""
     wanted = sorted({entity for _, _, cause, members in incidents for entity in (cause, *members)})

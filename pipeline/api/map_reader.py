@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
-from pipeline.api.fleet import Row, find_affected_nodes, find_node, find_senders, list_nodes, list_unresolved
+from pipeline.api.fleet import (
+    Row,
+    find_affected_nodes,
+    find_node,
+    find_senders,
+    list_nodes,
+    list_unresolved,
+    list_unresolved_at,
+)
 from pipeline.api.fleet_groups import By, FleetGroups, FleetIndex, Layout, Senders
 from pipeline.api.fleet_map import (
     SCALES,
@@ -20,8 +28,10 @@ from pipeline.api.fleet_map import (
     ColourScale,
     NodePlaces,
     NodeRoles,
+    count_states,
     deviations,
     encode_bytes,
+    find_looks,
     find_roles,
     fit_power,
     quantize,
@@ -31,7 +41,7 @@ from pipeline.api.heatmap import RECENT, read_range, select_current
 from pipeline.api.history import Span
 from pipeline.api.service import ApiContext
 from pipeline.api.share import NodeAttributes, list_attributes, make_attributes
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 
@@ -40,6 +50,11 @@ NODES_FOR = 10 * SECOND
 """How long the list of nodes is kept (us). Chosen: as often as the newest rows are written."""
 RATES_FOR = 30 * SECOND
 """How long rates of link errors are kept (us). Chosen: a tenth of the time over which they are read."""
+MINUTE = 60 * SECOND
+BEFORE = 60 * MINUTE
+"""Age of the state that the counts are compared with (us). Chosen: what changed in the last hour."""
+OF_INCIDENTS = ("critical", "degraded", "watch", "affected")
+"""States of nodes that incidents give."""
 CHANGED_WITHIN = 24 * 3600 * SECOND
 """Age of a change of versions that counts as recent (us). Chosen: a rollout takes a day."""
 CHANGES_FOR = 60 * SECOND
@@ -77,6 +92,22 @@ class MapReader:
 
         state = (self.topology, self._service.backend.read_revision())
         return self._service.remember("map roles", state, lambda: self._read(find))
+
+    def counts_before(self, layout: Layout) -> dict[str, Any]:
+        """Returns the time BEFORE this one, to the minute, and how many nodes had or suffered from an incident then.
+
+        Only states that incidents give: who was silent or held then is not known.
+        """
+        moment = self._now // MINUTE * MINUTE - BEFORE
+
+        def find(cursor: duckdb.DuckDBPyConnection) -> NodeRoles:
+            incidents = list_unresolved_at(cursor, moment)
+            return find_roles(incidents, self.topology, find_senders(cursor, incidents))
+
+        roles = self._service.remember("map roles before", (self.topology, moment), lambda: self._read(find))
+        looks = find_looks(self.index, roles, np.full(len(self.index.nodes), self._now), (), self._now)
+        counts = count_states(looks[layout.own])
+        return {"time": iso(moment), "counts": {name: counts[name] for name in OF_INCIDENTS}}
 
     def reached(self, incident: str) -> NDArray[np.bool_]:
         """Returns which nodes an incident reaches. Raises 404 if there is no such incident."""

@@ -46,6 +46,13 @@ class MapScale(Strict):
     logarithmic: bool
 
 
+class CountsBefore(Strict):
+    """Nodes an hour before, by the states that the incidents of that time give: critical, degraded, watch, affected."""
+
+    time: Time
+    counts: dict[str, int]
+
+
 class FleetMap(Strict):
     """The map as bytes (base64), one per cell in the order of the layout.
 
@@ -72,6 +79,7 @@ class FleetMap(Strict):
     fleet: int
     simulated: int
     counts: dict[str, int]
+    before: CountsBefore
     causes: list[str]
     looks: str
     ages: str
@@ -165,6 +173,7 @@ def fleet_map(request: Request, by: By = "rack", colour: Colour = "state", withi
             "fleet": len(view.index.nodes),
             "simulated": int(view.index.simulated[layout.own].sum()),
             "counts": count_states(looks[layout.own]),
+            "before": view.counts_before(layout),
             "causes": list_causes(incidents),
             "looks": encode_bytes(looks[layout.nodes]),
             "ages": encode_bytes(ages_of(seen, now)[layout.nodes]),

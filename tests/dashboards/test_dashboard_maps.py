@@ -16,6 +16,7 @@ from dashboards.fleet_map.answers import (
     parse_share,
     selected_entities,
 )
+from dashboards.fleet_map.component import MapView, map_data
 from dashboards.freshness.component import stamp_data
 from dashboards.incident_list.component import MAX_LISTED, list_rows, sort_incidents
 from dashboards.snapshot import CachedAnswer
@@ -175,3 +176,12 @@ def test_the_stamp_shows_an_unreachable_api_and_missing_data() -> None:
     stamp = stamp_data(CachedAnswer(None, NOW, "refused"), CachedAnswer(None, NOW, "refused"), NOW, True)
     assert stamp["unreachable"]
     assert stamp["clock"] == ""
+
+
+def test_tiles_say_what_changed_in_an_hour_and_nothing_if_it_is_not_known() -> None:
+    table_, _ = map_tables(Api().fleet, "rack", "state", "")
+    counts = table_["counts"] | {"critical": 3, "degraded": 0, "watch": 1}
+    before = {"time": iso(NOW), "counts": {"critical": 1, "degraded": 2, "watch": 1, "affected": 0}}
+    found = parse_map({**table_, "counts": counts, "before": before})
+    assert map_data(found, MapView(False, "", (), ""))["changes"] == {"critical": "+2 in 1 h", "degraded": "-2 in 1 h"}
+    assert parse_map(table_).changes == {}

@@ -26,7 +26,7 @@ from pipeline.api.fleet_map import (
 )
 from pipeline.api.heatmap import DeviceValues
 from pipeline.api.share import _HypergeometricTail, compare_shares, make_attributes
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, from_iso
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from tests.pipeline.api.conftest import Open, StoreBackend
@@ -91,6 +91,24 @@ def test_the_cause_and_what_it_affects_have_different_looks(client: httpx.Client
     }
     assert found["incident_sets"] == [["A1"]]
     assert numbers(found["incident_of"]) == [1, 1, 0, 0]
+
+
+def test_the_counts_of_an_hour_before_are_those_of_the_incidents_of_then(
+    client: httpx.Client, open_incident: Open, backend: StoreBackend
+) -> None:
+    open_incident("A1", "gpu:n1.0", members=("gpu:n1.0", "gpu:n2.0"))  # 10 minutes ago
+    now = backend.clock()
+    for number, cause, ended in (("B2", "gpu:n2.0", 30), ("C3", "gpu:n1.0", 90)):
+        open_incident(number, cause, severity="ticket", state="resolved")
+        with backend.database.transaction() as connection:
+            connection.execute(
+                "UPDATE incidents SET opened = make_timestamptz(?), resolved = make_timestamptz(?) WHERE id = ?",
+                [now - 7200 * SECOND, now - ended * 60 * SECOND, number],
+            )
+    found = fleet_map(client)
+    assert found["before"]["counts"] == {"critical": 0, "degraded": 1, "watch": 0, "affected": 0}
+    assert 0 <= now - 3600 * SECOND - from_iso(found["before"]["time"]) < 60 * SECOND
+    assert (found["counts"]["critical"], found["counts"]["degraded"]) == (1, 0)
 
 
 @pytest.mark.slow
