@@ -152,7 +152,7 @@ def table(jobs: Sequence[Job], now: int) -> str:
             f"{as_markup(Link(job_name(j), entity_href(j.job)))} {state_badge(j)} {simulated_badge(j.simulated)}",
             escape(_pace(j)),
             escape(percent(j.slowdown)) if j.state == "running" else "",
-            f"{amount(j.gpus, 'GPU', 'GPUs')} on {amount(j.node_count, 'node', 'nodes')}",
+            f"{amount(j.gpus, 'GPU', 'GPUs')}{_on_nodes(j.node_count)}",
             f"{j.lost_gpu_hours:,.1f} GPU-h" if j.lost_gpu_hours else "0",
             escape(" / ".join(filter(None, (j.user, j.account)))),
             escape(ago(j.started, now) if j.ended is None else f"ended {ago(j.ended, now)}"),
@@ -163,6 +163,10 @@ def table(jobs: Sequence[Job], now: int) -> str:
     ]
     head = ("Job", "Step time", "Slowdown", "Size", "Lost", "User / account", "Started", "Open incidents")
     return linked.table(head, rows, "No job matches.", "Jobs")
+
+
+def _on_nodes(number: int) -> str:
+    return f" on {amount(number, 'node', 'nodes')}" if number else ", nodes not known"
 
 
 def _pace(job: Job) -> str:

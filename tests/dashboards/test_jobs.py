@@ -148,3 +148,10 @@ def test_a_slowdown_is_never_minus_zero(share: float | None, said: str) -> None:
     from dashboards.jobs.markup import percent
 
     assert percent(share) == said
+
+
+def test_a_job_whose_nodes_nothing_names_runs_not_on_zero_nodes(site: Any) -> None:
+    site.answers["jobs"] = jobs_table([job("9", nodes=[], node_count=0, gpus=4)])
+    text = shown(page(script))
+    assert "4 GPUs, nodes not known" in text
+    assert "0 nodes" not in text
