@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, str(ROOT / "fleetpulse.py"))
 NODES = tuple(f"sim-n{number:03d}" for number in range(1, 5))
 FAULTY = "sim-n002"
+# a GPU that was repaired before the walk: a wrong canary after the hold refuses the release, as it should
 SCENARIO = """\
 version = 1
 duration = 3600
@@ -42,7 +43,7 @@ gpus_per_node = 8
 kind = "sdc"
 entity = "gpu:sim-n002.3"
 onset = 600
-end = 604800
+end = 3600
 probability = 0.7
 [live]
 every = 86400
