@@ -22,13 +22,17 @@ INCIDENTS = 5
 
 
 @contextmanager
-def running_demo() -> Iterator[tuple[str, str]]:
-    """Runs the demo until the block ends; gives the addresses of its dashboard and its API. Raises SystemExit."""
+def running_demo(folder: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Runs the demo until the block ends; gives the addresses of its dashboard and its API. Raises SystemExit.
+
+    folder: for its temporary files, among them its store.
+    """
     api, dashboard = free_port(), free_port()
     environ = os.environ | {
         "FLEETPULSE__API__PORT": str(api),
         "FLEETPULSE__DASHBOARD__PORT": str(dashboard),
         "PYTHONPATH": str(ROOT),
+        **({"TMPDIR": str(folder)} if folder else {}),
     }
     command = [sys.executable, str(ROOT / "fleetpulse.py"), "demo"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:

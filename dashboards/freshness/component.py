@@ -1,6 +1,7 @@
 """The stamp `Data as of ...`: age of the newest stored data, and lag of the analysis.
 
-Amber after three missed refreshes, for old data, and while the pipeline is not ready; red if the API does not answer.
+Amber after three missed refreshes, for old data, and while the pipeline is not ready; red if the API does not answer,
+or refuses.
 """
 
 from __future__ import annotations
@@ -40,10 +41,17 @@ def stamp_data(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, 
         "answered_at": iso(min(answer.fetched, fleet.fetched))[11:19] + "Z",
         "interval": INTERVAL_S,
         "unready": known is not None and bool(known.unready),
-        "unreachable": bool(answer.error or fleet.error),
+        "fault": next((describe_fault(one) for one in (answer, fleet) if one.error and one.status != 404), ""),
         "live": live,
         "behind": None if known is None else analysis_lag(known),
     }
+
+
+def describe_fault(answer: CachedAnswer[Any]) -> str:
+    """Returns what the API did instead of an answer, in few words."""
+    if answer.status is None:
+        return "API unreachable"
+    return "API refuses the dashboard" if answer.status in (401, 403) else f"API answers HTTP {answer.status}"
 
 
 def analysis_lag(fleet: Fleet) -> float | None:

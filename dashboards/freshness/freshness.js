@@ -23,10 +23,10 @@ export default function (component) {
     const late = data.answered + since > AMBER_ROUNDS * data.interval || age > OLD_SECONDS;
     const behind = data.behind !== null && data.behind > BEHIND_SECONDS;
     const doubt = data.unready || late || behind;
-    const tone = data.unreachable ? "bad" : doubt ? "late" : data.live ? "fine" : "paused";
+    const tone = data.fault ? "bad" : doubt ? "late" : data.live ? "fine" : "paused";
     const parts = [data.clock ? `Data as of ${data.clock} (${words(age)} ago)` : "No data yet"];
     if (data.behind !== null) parts.push(`analysis lag ${words(data.behind)}`);
-    if (data.unreachable) parts.unshift("API unreachable");
+    if (data.fault) parts.unshift(data.fault);
     else if (!data.live) parts.unshift("Paused");
     const silent = data.live && data.answered + since > AMBER_ROUNDS * data.interval;
     document.documentElement.toggleAttribute("data-fleetpulse-unknown", silent);

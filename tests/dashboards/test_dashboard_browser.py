@@ -28,9 +28,11 @@ READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connec
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 SCRIPT = """
 import sys
+from pathlib import Path
 from dashboards import serve
 from pipeline.config.sections import Config, Dashboard
-sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys.argv[2]))))
+token_file = Path(sys.argv[3]) if sys.argv[3:] else None
+sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys.argv[2], token_file=token_file))))
 """
 
 
@@ -51,10 +53,10 @@ def shared_address() -> Iterator[str]:
 
 
 @contextmanager
-def running_dashboard(api_url: str, script: str = SCRIPT) -> Iterator[str]:
+def running_dashboard(api_url: str, script: str = SCRIPT, token_file: Path | None = None) -> Iterator[str]:
     """A dashboard in its own process until the block ends; gives its address."""
     port = free_port()
-    command = [sys.executable, "-c", script, str(port), api_url]
+    command = [sys.executable, "-c", script, str(port), api_url, *([str(token_file)] if token_file else [])]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60

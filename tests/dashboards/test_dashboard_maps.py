@@ -161,7 +161,7 @@ def test_the_number_of_rows_is_limited() -> None:
 
 def test_the_age_uses_the_servers_clock() -> None:
     stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 7 * SECOND), NOW, True)
-    assert (stamp["age"], stamp["clock"], stamp["unreachable"]) == (7.0, "11:59:53Z", False)
+    assert (stamp["age"], stamp["clock"], stamp["fault"]) == (7.0, "11:59:53Z", "")
     assert stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW + SECOND), NOW, True)["age"] == 0.0
 
 
@@ -174,7 +174,7 @@ def test_the_stamp_shows_the_time_of_the_newest_data() -> None:
 
 def test_the_stamp_shows_an_unreachable_api_and_missing_data() -> None:
     stamp = stamp_data(CachedAnswer(None, NOW, "refused"), CachedAnswer(None, NOW, "refused"), NOW, True)
-    assert stamp["unreachable"]
+    assert stamp["fault"] == "API unreachable"
     assert stamp["clock"] == ""
 
 
@@ -185,3 +185,12 @@ def test_tiles_say_what_changed_in_an_hour_and_nothing_if_it_is_not_known() -> N
     found = parse_map({**table_, "counts": counts, "before": before})
     assert map_data(found, MapView(False, "", (), ""))["changes"] == {"critical": "+2 in 1 h", "degraded": "-2 in 1 h"}
     assert parse_map(table_).changes == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [(401, "API refuses the dashboard"), (403, "API refuses the dashboard"), (503, "API answers HTTP 503")],
+)
+def test_the_stamp_tells_a_refusal_from_an_unreachable_api(status: int, fault: str) -> None:
+    refused = CachedAnswer(None, NOW, "no token", status)
+    assert stamp_data(refused, fleet_answer(NOW), NOW, True)["fault"] == fault
