@@ -12,11 +12,13 @@ Without addresses the demo is started; the person is logged in as an operator, b
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +26,7 @@ from typing import Any
 
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
-from benchmarks.running_demo import read_json, running_demo
+from benchmarks.running_demo import ROOT, read_json, running_demo
 from pipeline.api.tokens import create_role_token, find_role_file
 from tests.dashboards.conftest import find_chromium
 from tests.dashboards.test_dashboard_browser import FLAGS, READY, running_dashboard
@@ -175,9 +177,7 @@ def plan_drain(hand: Hand) -> None:
     form = hand.page.get_by_test_id("stPopoverBody")
     hand.type(form.get_by_label("Reason"), "corrupts data")
     hand.click(form.get_by_role("button", name="Plan it"))
-    hand.see("Proposed")
-    hand.click(hand.page.locator("a[href*='acts?id=']"))
-    hand.see(hand.page.get_by_text("Commands").or_(hand.page.get_by_text("Not planned yet")))
+    hand.see(hand.page.get_by_text("exactly what the executor runs"))  # its page opened, and it is planned
 
 
 TASKS: tuple[Callable[[Hand], None], ...] = (
@@ -200,15 +200,29 @@ def find_incidents(api: str) -> dict[str, str]:
     return kinds
 
 
-def write_token(folder: Path) -> Path:
-    """Gives the demo in a folder a token of a dashboard that writes on behalf of people; returns its file."""
-    store = next(folder.glob("fleetpulse-demo-*/store.duckdb"))
-    now = time.time_ns() // 1000
-    text = create_role_token(find_role_file(store), "dashboard", "admin", 0, "demo", now, on_behalf_of=True)[1]
+def write_tokens(folder: Path) -> tuple[Path, str]:
+    """Gives the demo in a folder its tokens: of a dashboard that writes on behalf of people, in a file, and of an
+    executor, as text."""
+    tokens, now = find_role_file(next(folder.glob("fleetpulse-demo-*/store.duckdb"))), time.time_ns() // 1000
+    text = create_role_token(tokens, "dashboard", "admin", 0, "demo", now, on_behalf_of=True)[1]
     file = folder / "dashboard.token"
     file.write_text(f"dashboard:{text}\n")
     file.chmod(0o600)
-    return file
+    return file, create_role_token(tokens, "executor", "operator", 0, "demo", now, executor=True)[1]
+
+
+@contextmanager
+def running_executor(api: str, token: str) -> Iterator[None]:
+    """An executor that plans acts and carries none out, until the block ends."""
+    port = api.rpartition(":")[2]
+    environ = os.environ | {"FLEETPULSE__API__PORT": port, "FLEETPULSE_TOKEN": token, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "fleetpulse.py"), "executor"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 def try_tasks(browser: Any, base: str, incidents: Mapping[str, str], pictures: Path | None) -> dict[str, list[float]]:
@@ -245,7 +259,10 @@ def main() -> int:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         api = given.api or stack.enter_context(running_demo(folder))[1]
         incidents = find_incidents(api)
-        token = None if given.api else write_token(folder)
+        token = None
+        if not given.api:
+            token, executors = write_tokens(folder)
+            stack.enter_context(running_executor(api, executors))
         base = given.dashboard or stack.enter_context(running_dashboard(api, LOGGED_IN, token))
         play = stack.enter_context(sync_playwright())
         browser = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
