@@ -39,6 +39,10 @@ def parse_facts(table: Mapping[str, Any]) -> Facts:
     return Facts(**parsed)
 
 
+def _parse_work(row: Mapping[str, Any]) -> Work:
+    return Work(row["job"], parse_act(json.loads(row["act"])), parse_facts(row["facts"]))
+
+
 def _parse(parse: Callable[[Any], T], answer: Any) -> T:
     """Returns what an answer of the pipeline says. Raises WireError if it is not understood."""
     try:
@@ -59,8 +63,7 @@ class RemoteBoard:
     def claim(self, who: str, instance: str = "", waits: Mapping[str, str] | None = None) -> list[Work]:
         """See `Board.claim`."""
         rows = self._post("claim", {"executor": who, "instance": instance, "waits": dict(waits or {})})["work"]
-        parse = lambda row: Work(row["job"], parse_act(json.loads(row["act"])), parse_facts(row["facts"]))  # noqa: E731
-        return [_parse(parse, row) for row in rows]
+        return [_parse(_parse_work, row) for row in rows]
 
     def collect_facts(self, id_: str) -> Facts:
         """See `Board.collect_facts`."""
