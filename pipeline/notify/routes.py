@@ -30,6 +30,8 @@ EACH = ("...",)
 _MATCHER = re.compile(
     r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*"|[^\s,{}"]*)\s*(?:,|$)', re.ASCII
 )
+_ESCAPE = re.compile(r"\\([n\"\\])")
+"""Escapes in a quoted value; Alertmanager keeps all other backslashes: `fra\\..*` stays a regular expression."""
 Labels = Mapping[str, str]
 
 
@@ -68,7 +70,7 @@ def parse_matchers(texts: Iterable[str], where: str) -> tuple[Matcher, ...]:
             if one is None:
                 raise ConfigError(f'{where} {text!r}: expected matchers such as severity="critical" or rack=~"r1.*"')
             name, operator, value = one.groups()
-            value = re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), value[1:-1]) if value[:1] == '"' else value
+            value = _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], value[1:-1]) if value[:1] == '"' else value
             try:
                 pattern = re.compile(value) if "~" in operator else None
             except re.error as error:

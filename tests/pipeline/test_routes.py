@@ -340,3 +340,11 @@ def test_a_held_message_of_routes_that_are_gone_is_sent(grouped: NotifierHarness
     grouped.resolve()
     run_for(grouped, 5)
     assert [status for _, status, _ in posts(receiver)] == ["firing", "resolved"]
+
+
+def test_a_backslash_before_any_other_character_stays_in_a_quoted_value() -> None:
+    (site,) = parse_matchers([r'site=~"fra\..*"'], "[notify.route] matchers")
+    assert site.holds({"site": "fra.1"})
+    assert not site.holds({"site": "frankfurt"})
+    (text,) = parse_matchers([r'job="a\"b\\c\nd"'], "[notify.route] matchers")
+    assert text.value == 'a"b\\c\nd'
