@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.acts.act import VERBS, Act, Verb
 from pipeline.acts.adapters.adapter import Adapter, Immediate, Outcome, write_note
+from pipeline.acts.adapters.slurm import find_undo
 from pipeline.acts.board import Board
 from pipeline.acts.executor import Executor
 from pipeline.acts.guards import Facts
@@ -217,6 +218,24 @@ class SchedulerSite(World):
             until(has_state, 60)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.board.describe(act.id)['history']}") from error
+
+    def check_undo_of_a_down_node(self, run: Callable[..., str], name: str) -> None:
+        """Holds a node that Slurm has marked down, and undoes that. run: a command of Slurm.
+
+        The node stays down until it registers; then ReturnToService of slurm.conf decides.
+        """
+        run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=Node unexpectedly rebooted")
+        before = self._adapter.read_state(self.now).nodes[name]
+        act = self.propose("hold", name)
+        self.approve(act)
+        self.settle(act, "verified")
+        held = self._adapter.read_state(self.now).nodes[name]
+        assert find_undo(held, before) == ("UNDRAIN", "Node unexpectedly rebooted")
+        assert self._adapter.undo(act, before).done
+        after = self._adapter.read_state(self.now).nodes[name]
+        assert ("DRAIN" in after.state, after.mark) == (False, "")
+        if after.out:
+            run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
 def _began(act: Act) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,13 @@ class Site:
             self.transport.close()
             self.database.close()
             self.database = None
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A store that the tests of one file share."""
+    with closing(Database(tmp_path_factory.mktemp("store") / "store.duckdb")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -16,12 +14,6 @@ from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import SECOND, Caller
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import ALICE, BOB, CAROL, ON, ROBOT, ROOT, Killed, World
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kubernetes_clu
     with kubernetes_cluster.Cluster(tmp_path_factory.mktemp("kubernetes")) as made:
         for number in range(1, 5):
             made.node(f"gpu{number}", {"nvidia.com/gpu": "8", "cpu": "64", "memory": "512Gi", "pods": "110"})
-        yield made
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
         yield made
 
 

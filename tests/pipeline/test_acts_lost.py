@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-
 import pytest
 from kubernetes import client
 
@@ -19,12 +16,6 @@ from pipeline.incidents.audit import list_audit
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import Killed, World
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +22,6 @@ from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import ON, World
 from tests.until import until
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
-        yield made
 
 
 class Budgets(World):

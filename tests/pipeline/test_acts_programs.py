@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +21,6 @@ from tests.pipeline.acts_world import ALICE, ON, World
 from tests.until import until
 
 NODE = SchedulerNode("n03", False, "IDLE")
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
-        yield made
 
 
 def make(script: str, clock: float = 0.0, level: str = "1", wait_s: float = 5.0) -> tuple[Programs, Act]:

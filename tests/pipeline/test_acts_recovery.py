@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +12,6 @@ from pipeline.acts.scheduler import SchedulerNode
 from pipeline.model.signals import CATALOGUE
 from pipeline.store.database import Database
 from tests.pipeline.acts_world import ON, World
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(Path(tmp_path_factory.mktemp("acts")) / "store.duckdb")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pipeline.acts.act import Act
-from pipeline.acts.adapters.slurm import Slurm, find_undo, run_command
+from pipeline.acts.adapters.slurm import Slurm, run_command
 from pipeline.config.acts import ActLimits
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -26,12 +25,6 @@ LOOSE = ActLimits(rack_nodes=8, fleet_share=0.5, ceiling_share=0.75, two_people_
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
     with slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"), 4) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
         yield made
 
 
@@ -125,21 +118,7 @@ def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster
 def test_slurm_accepts_the_undo_of_a_hold_of_a_node_that_it_had_marked_down(
     site: Site, cluster: slurm_cluster.Cluster
 ) -> None:
-    """It stays down until it registers; then ReturnToService of slurm.conf decides."""
-    cluster.run("scontrol", "update", "NodeName=gpu003", "State=DOWN", "Reason=Node unexpectedly rebooted")
-    before = site.slurm.read_state(site.now).nodes["gpu003"]
-    act = site.propose("hold", "gpu003")
-    site.approve(act)
-    site.settle(act, "verified")
-    assert find_undo(site.slurm.read_state(site.now).nodes["gpu003"], before) == (
-        "UNDRAIN",
-        "Node unexpectedly rebooted",
-    )
-    assert site.slurm.undo(act, before).done
-    after = site.slurm.read_state(site.now).nodes["gpu003"]
-    assert ("DRAIN" in after.state, after.mark) == (False, "")
-    if after.out:
-        cluster.run("scontrol", "update", "NodeName=gpu003", "State=RESUME")
+    site.check_undo_of_a_down_node(cluster.run, "gpu003")
 
 
 def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_cluster.Cluster) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.acts.adapters.slurm import Slurm, find_undo
+from pipeline.acts.adapters.slurm import Slurm
 from pipeline.acts.adapters.slurmrestd import Slurmrestd
 from pipeline.config.acts import ActLimits, SlurmAccess
 from pipeline.model.errors import Unreachable
@@ -80,21 +80,7 @@ def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster
 def test_slurm_accepts_the_undo_of_a_hold_of_a_node_that_it_had_marked_down(
     site: Site, cluster: slurm_rest.RestCluster
 ) -> None:
-    """It stays down until it registers; then ReturnToService of slurm.conf decides."""
-    cluster.run("scontrol", "update", "NodeName=gpu002", "State=DOWN", "Reason=Node unexpectedly rebooted")
-    before = site.rest.read_state(site.now).nodes["gpu002"]
-    act = site.propose("hold", "gpu002")
-    site.approve(act)
-    site.settle(act, "verified")
-    assert find_undo(site.rest.read_state(site.now).nodes["gpu002"], before) == (
-        "UNDRAIN",
-        "Node unexpectedly rebooted",
-    )
-    assert site.rest.undo(act, before).done
-    after = site.rest.read_state(site.now).nodes["gpu002"]
-    assert ("DRAIN" in after.state, after.mark) == (False, "")
-    if after.out:
-        cluster.run("scontrol", "update", "NodeName=gpu002", "State=RESUME")
+    site.check_undo_of_a_down_node(cluster.run, "gpu002")
 
 
 def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_rest.RestCluster) -> None:

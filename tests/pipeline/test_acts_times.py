@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,12 +30,6 @@ from tests.pipeline.acts_world import ALICE, BOB, CAROL, ON, ROBOT, World
 from tests.pipeline.living import LivingSite
 
 MINUTE = 60 * SECOND
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with closing(Database(tmp_path_factory.mktemp("acts") / "store.duckdb")) as made:
-        yield made
 
 
 @pytest.fixture
