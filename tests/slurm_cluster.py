@@ -141,7 +141,8 @@ class Cluster(DaemonCluster):
     def start_node(self, node: str, *options: str) -> None:
         """Starts a node again, and waits until it registers. `-b`: its slurmd says that the machine has just booted."""
         before = read_slurmd_start(self.run, node)
-        self._daemons.kill(node)
+        if node in self._daemons.running:
+            self._daemons.kill(node)
         until(lambda: before == "None" or time.strftime("%Y-%m-%dT%H:%M:%S") > before)  # Slurm knows seconds
         self._start_slurmd(node, *options)
         until(lambda: read_slurmd_start(self.run, node) not in (before, "None"), REGISTER_S)

@@ -92,7 +92,8 @@ class RestCluster(DaemonCluster):
     def start_node(self, node: str, *options: str) -> None:
         """Starts the slurmd of a node again, and waits until it registers. `-b`: it says that it has just booted."""
         before = read_slurmd_start(self.run, node)
-        self._daemons.kill(node)
+        if node in self._daemons.running:
+            self._daemons.kill(node)
         self._spawn(node, ("slurmd", "-D", *options, "-N", node))
         until(lambda: read_slurmd_start(self.run, node) not in (before, "None"), REGISTER_S)
 

@@ -220,9 +220,9 @@ class SchedulerSite(World):
             raise AssertionError(f"{error}: {self.board.describe(act.id)['history']}") from error
 
     def check_undo_of_a_down_node(self, run: Callable[..., str], name: str) -> None:
-        """Holds a node that Slurm has marked down, and undoes that. run: a command of Slurm.
+        """Holds a node without slurmd that Slurm has marked down, and undoes that. run: a command of Slurm.
 
-        The node stays down until it registers; then ReturnToService of slurm.conf decides.
+        With slurmd it could register at any moment, and be up again by ReturnToService=2.
         """
         run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=Node unexpectedly rebooted")
         before = self._adapter.read_state(self.now).nodes[name]
@@ -233,9 +233,7 @@ class SchedulerSite(World):
         assert find_undo(held, before) == ("UNDRAIN", "Node unexpectedly rebooted")
         assert self._adapter.undo(act, before).done
         after = self._adapter.read_state(self.now).nodes[name]
-        assert ("DRAIN" in after.state, after.mark) == (False, "")
-        if after.out:
-            run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        assert ("DOWN" in after.state, "DRAIN" in after.state, after.reason) == (True, False, before.reason)
 
 
 def _began(act: Act) -> bool:

@@ -118,7 +118,9 @@ def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster
 def test_slurm_accepts_the_undo_of_a_hold_of_a_node_that_it_had_marked_down(
     site: Site, cluster: slurm_cluster.Cluster
 ) -> None:
+    cluster.kill_node("gpu003")
     site.check_undo_of_a_down_node(cluster.run, "gpu003")
+    cluster.start_node("gpu003")
 
 
 def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_cluster.Cluster) -> None:

@@ -80,7 +80,9 @@ def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster
 def test_slurm_accepts_the_undo_of_a_hold_of_a_node_that_it_had_marked_down(
     site: Site, cluster: slurm_rest.RestCluster
 ) -> None:
+    cluster.kill_node("gpu002")
     site.check_undo_of_a_down_node(cluster.run, "gpu002")
+    cluster.start_node("gpu002")
 
 
 def test_a_persons_resume_is_recorded_and_not_fought(site: Site, cluster: slurm_rest.RestCluster) -> None:
