@@ -18,6 +18,7 @@ _JOB_STATES = {
     "slow": "slow",
     "hanging": "hanging",
     "lost": "lost",
+    "ended": "ended",
     "unaffected": "not affected",
     "unknown": "effect unknown",
 }
@@ -87,6 +88,8 @@ def job_effect(job: ImpactedJob) -> str:
     if job.slowdown is not None and job.state in ("slow", "unaffected"):
         return f"{percent(job.slowdown)} slower" if job.slowdown >= 0.005 else "not slower"
     text = _JOB_STATES.get(job.state, job.state)
+    if job.state == "ended":
+        return job.basis or text
     return f"{text}: {job.basis}" if job.basis and job.state == "unknown" else text
 
 

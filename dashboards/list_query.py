@@ -16,7 +16,7 @@ SHOWN: Mapping[str, str] = {
     "resolved": "Resolved",
     "all": "All",
 }
-"""Tabs of the list. Pending: open and without an owner. Muted: silenced, or represented by another incident."""
+"""Tabs of the list. Pending: nobody has acknowledged it. Muted: silenced, or represented by another incident."""
 SORTS: Mapping[str, str] = {
     "severity": "Severity",
     "newest": "Newest first",

@@ -62,7 +62,9 @@ def headline(found: Handover) -> str:
 
 def _draw(found: Handover, now: int) -> None:
     names = {i.id for i in (*found.open, *found.muted)} | {c.id for c in found.changed}
-    st.html(markup.section("Pending", "pages without an owner; acknowledgements and silences that end within 8 h"))
+    st.html(
+        markup.section("Pending", "pages that nobody acknowledged; acknowledgements and silences that end within 8 h")
+    )
     st.html(markup.table(("Time", "What", "About"), pending_rows(found.pending, names, now), "Nothing pending."))
     head = ("Severity", "Incident", "Cause", "Owner", "State", "Duration")
     st.html(markup.section("Open", f"{len(found.open):,}"))

@@ -22,7 +22,7 @@ from pipeline.model.records import Incident
 
 _RESULT = "fleetpulse.list.result"
 VIEWS: tuple[tuple[str, ListQuery], ...] = (
-    ("Without an owner", ListQuery(show="pending")),
+    ("Not acknowledged", ListQuery(show="pending")),
     ("Critical, by rack", ListQuery(matchers=('severity="critical"',), group="rack")),
     ("By job", ListQuery(group="job")),
     ("By cause, most members first", ListQuery(group="cause", sort="members")),

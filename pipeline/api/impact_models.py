@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pipeline.api.strict_model import Strict, Time
+from pipeline.incidents.job_loss import JobState
 
 
 class ImpactShort(Strict):
@@ -31,7 +32,7 @@ class ImpactedJob(Strict):
     rank_names: list[str]
     slowdown: float | None
     basis: str
-    state: Literal["slow", "hanging", "lost", "unaffected", "unknown"]
+    state: JobState
     lost_gpu_hours: float
     lost_gpu_hours_per_hour: float
 
@@ -131,7 +132,7 @@ class JobIncident(Strict):
     severity: Literal["watch", "ticket", "page"]
     onset: Time
     resolved: Time | None
-    state: Literal["slow", "hanging", "lost", "unaffected", "unknown"]
+    state: JobState
     slowdown: float | None
     basis: str
     lost_gpu_hours: float

@@ -82,7 +82,7 @@ class PolicyProposer:
 
 
 def is_due(incident: Incident, now: int) -> bool:
-    """Returns whether an incident may get an act of a policy: open, new, real, not silenced, and without an owner."""
+    """Returns whether an incident may get an act of a policy: open, new, real, neither silenced nor acknowledged."""
     new = 0 <= now - incident.opened < FRESH
     return new and incident.state == "open" and not incident.simulated and not incident.is_held_back
 

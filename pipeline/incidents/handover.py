@@ -48,12 +48,13 @@ def list_similar(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[dict[str, 
 def read_handover(cursor: duckdb.DuckDBPyConnection, since: int, now: int) -> dict[str, Any]:
     """Returns the open, muted and pending incidents, and what changed since a time, in the form of the API.
 
-    pending: what waits for a person or a time: pages without an owner, acknowledgements that expire, silences that end.
+    pending: what waits for a person or a time: pages that nobody acknowledged, acknowledgements that expire, silences
+    that end.
     """
     unresolved = [i for i in list_incidents(cursor) if i["resolved"] is None]
     silences = [s for s in load_silences(cursor, now) if s.state(now) != "expired"]
     pages = [i for i in unresolved if i["state"] == "open" and i["severity"] == "page"]
-    pending = [_pending(i["opened"], i["id"], "page without an owner", i["summary"]) for i in pages]
+    pending = [_pending(i["opened"], i["id"], _waiting_page(i["assignee"]), i["summary"]) for i in pages]
     taken = [i for i in unresolved if i["state"] == "acknowledged" and i["acknowledged_until"]]
     pending += [
         _pending(i["acknowledged_until"], i["id"], f"acknowledgement of {i['acknowledged_by']} expires", i["summary"])
@@ -72,6 +73,10 @@ def read_handover(cursor: duckdb.DuckDBPyConnection, since: int, now: int) -> di
         "pending": sorted(pending, key=lambda row: (row["time"], row["id"])),
         "changed": _list_changes(cursor, since),
     }
+
+
+def _waiting_page(assignee: str) -> str:
+    return f"page of {assignee}, not acknowledged" if assignee else "page without an owner"
 
 
 def _pending(time: str, id_: str, what: str, about: str) -> dict[str, str]:

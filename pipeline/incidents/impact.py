@@ -181,14 +181,14 @@ class ImpactBook:
     def _judge(self, tracked: Tracked, loss: JobLoss, time: int) -> None:
         """Sets the state of a job, and counts what it lost since it was counted last."""
         pace, job = self.jobs.paces.jobs.get(loss.job), self.jobs.jobs.get(loss.job)
+        incident, fact = tracked.incident, self._find_fact(tracked, loss)
         if job is not None and job.ended is not None and job.ended <= time:
-            loss.end(job.ended)
+            loss.end(job.ended, incident.onset, fact)
             return
         if loss.stopped and job is not None:
             runs = job.started if pace is None else pace.moved_at if pace.moved_at > loss.counted else None
             if not loss.resume(runs, time):
                 return
-        incident, fact = tracked.incident, self._find_fact(tracked, loss)
         if pace is None or not pace.moved_at:
             loss.judge_by_facts(Moment(time, incident.onset, fact, incident.id, incident.id))
         else:
@@ -304,12 +304,9 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
     shown += [f"{len(suffering) - 3} more jobs suffer"] if len(suffering) > 3 else []
     others = impact["job_count"] - len(suffering)
     if not suffering and others:
-        first = impact["jobs"][0]
-        unknown = [j for j in impact["jobs"] if j["state"] == "unknown"]
-        names = entity_name(first["job"]) if others == 1 else f"{others} jobs"
+        names = entity_name(impact["jobs"][0]["job"]) if others == 1 else f"{others} jobs"
         ranks = sum(j["ranks"] for j in impact["jobs"])
-        reached = f"reaches {_count(ranks, 'rank')} of {names}"
-        shown.append(f"{reached}, slowdown not measured" if unknown else f"{reached}, not slower")
+        shown.append(f"reaches {_count(ranks, 'rank')} of {names}, {_describe_calm(impact['jobs'])}")
     if not shown and impact["gpus"]:
         shown.append(f"{_count(impact['gpus'], 'gpu')} on {_count(impact['nodes'], 'node')}, no job")
     lost, rate = impact["lost_gpu_hours"], impact["lost_gpu_hours_per_hour"]
@@ -318,6 +315,16 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
         money = f" ({cost['amount']:,.0f} {cost['currency']})" if cost else ""
         shown.append(f"{lost:,.1f} GPU-h lost{money}, {rate:,.1f} GPU-h per hour")
     return "; ".join(shown)
+
+
+def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what is known about jobs of which none suffers."""
+    states = [job["state"] for job in jobs]
+    if "unknown" in states:
+        return "slowdown not measured"
+    if "ended" not in states:
+        return "not slower"
+    return str(jobs[0]["basis"]) if len(jobs) == 1 else f"{states.count('ended')} ended"
 
 
 def name_affected(impact: Mapping[str, Any]) -> str:
@@ -334,6 +341,8 @@ def name_affected(impact: Mapping[str, Any]) -> str:
     job = impact["jobs"][0]
     if impact["job_count"] > 1:
         return f"{impact['job_count']} jobs on it"
+    if job["state"] == "ended":
+        return f"{entity_name(job['job'])} ended"
     ranks = job["rank_names"]
     return f"{entity_name(ranks[0] if len(ranks) == 1 and job['ranks'] == 1 else job['job'])} on it"
 

@@ -16,12 +16,15 @@ from pipeline.model.records import SECOND, Finding, iso
 
 HOUR = 3600 * SECOND
 EARLIER = 15 * MINUTE
-"""A job that became slower this long before the onset of an incident may still be its harm: onsets are estimates."""
+"""A job that became slower this long before the onset of an incident may still be its harm: onsets are estimates.
+
+One that ended this long after it may have ended because of it.
+"""
 UNCOUNTED = 5 * MINUTE
 """Time that is counted only once it is clear whether the job is slower (us): that takes up to two minutes. Chosen."""
 MOST_RANKS = 8
 """Ranks that are listed for a job. Chosen: what a line shows."""
-JobState = Literal["slow", "hanging", "lost", "unaffected", "unknown"]
+JobState = Literal["slow", "hanging", "lost", "ended", "unaffected", "unknown"]
 SUFFERS: frozenset[JobState] = frozenset({"slow", "hanging", "lost"})
 
 
@@ -106,20 +109,29 @@ class JobLoss:
 
     # --- measurement --------------------------------------------------------------------------------
 
-    def end(self, ended: int) -> None:
-        """The job ended: what it lost until then stays; nothing is counted until it runs again."""
+    def end(self, ended: int, onset: int, fact: Fact | None) -> None:
+        """The job ended: what it lost until then stays; nothing is counted until it runs again.
+
+        It is lost if it hung or a part was lost, also if the finding came later: a scheduler may be faster.
+        """
         if self.share and ended > self.counted:
             self.lost += self.rate * (ended - self.counted)
         self.counted = max(self.counted, ended)
         if not self.basis.startswith("ended "):
-            was = f", {self.state} until then" if self.state in SUFFERS else ""
-            self.basis = f"ended {iso(ended)[:19]}Z{was}"
-        self.stopped = self.stopped or self.state in ("hanging", "lost")
+            self.basis = f"ended {iso(ended)[:19]}Z{self._describe_end(ended - onset)}"
+        if fact is not None and fact.state == "lost" and ended >= onset and self.state != "lost":
+            self.state, self.basis = "lost", f"ended {iso(ended)[:19]}Z: {fact.text}"
+        self.state = "lost" if self.state in ("hanging", "lost") else "ended"
+        self.stopped = self.stopped or self.state == "lost"
         self.share, self.slowdown = 0.0, None
-        if self.state == "slow":
-            self.state = "unaffected"
-        elif self.state == "hanging":
-            self.state = "lost"
+
+    def _describe_end(self, after: int) -> str:
+        """Returns what is known about the reason of an end this long after the onset (us)."""
+        if self.state in SUFFERS:
+            return f", {self.state} until then"
+        if not 0 <= after < EARLIER:
+            return ""
+        return f", {short_duration(after / SECOND)} after the onset; whether because of it is not known"
 
     def resume(self, runs_at: int | None, time: int) -> bool:
         """The job runs again after it stopped: the time between is lost. runs_at: its first step, None before it.

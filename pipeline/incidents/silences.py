@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pipeline.config.sections import ANY
 from pipeline.judging.mutes import MAX_MUTE_US, Mute
 from pipeline.model.errors import UsageError
+from pipeline.model.matcher_text import quote_value, unquote_value
 from pipeline.model.records import SECOND, Incident, iso
 from pipeline.model.topology import WORK, Topology, kind_of
 
@@ -72,7 +73,7 @@ class Matcher:
 
     def __str__(self) -> str:
         sign = ("=~" if self.is_regex else "=") if self.is_equal else ("!~" if self.is_regex else "!=")
-        return f"{self.name}{sign}{json.dumps(self.value, ensure_ascii=False)}"
+        return f"{self.name}{sign}{quote_value(self.value)}"
 
     def as_json(self) -> dict[str, Any]:
         """Returns the matcher in the form of Alertmanager's API."""
@@ -92,8 +93,7 @@ def parse_matcher(given: str | Mapping[str, Any]) -> Matcher:
         if found is None:
             raise UsageError(f'matcher {given!r}: expected LABEL=VALUE, or != =~ !~, such as rack=~"r1|r2"')
         name, sign, text = found.groups()
-        value = json.loads(text) if text.startswith('"') else text
-        made = Matcher(name, value, "~" in sign, not sign.startswith("!"))
+        made = Matcher(name, unquote_value(text), "~" in sign, not sign.startswith("!"))
     else:
         made = Matcher(
             str(given["name"]), str(given["value"]), bool(given.get("isRegex")), bool(given.get("isEqual", True))

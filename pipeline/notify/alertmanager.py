@@ -269,7 +269,8 @@ class PayloadPlanner:
         has = self._find_receivers(incident, labels)
         for name in (n for n in self._endpoints if n in had | has):
             firing = self._alert(incident, labels)
-            if name in has and (name not in had or change.kind in (*REPEATED, "reopened")):
+            is_due = name not in had and (self._endpoints[name].resend_s or not _is_owned_again(change))
+            if name in has and (is_due or change.kind in (*REPEATED, "reopened")):
                 yield from self._emit(name, change, [firing], "firing", now)
             elif name in has and old != labels and before is not None:
                 yield from self._emit(name, change, [self._alert(before, old, change.time), firing], "firing", now)
@@ -335,6 +336,11 @@ class PayloadPlanner:
 
 
 Kind = Literal["firing", "resolved", "update"]
+
+
+def _is_owned_again(change: Change) -> bool:
+    """Returns whether a silence ended of what a person has acknowledged: news only for what mirrors all alerts."""
+    return change.kind in ("unsilenced", "uninhibited") and change.incident.state == "acknowledged"
 
 
 def _make_extension(change: Change) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pipeline.config.settings import build_section
 from pipeline.incidents import ledger
 from pipeline.incidents.ledger import Payload
 from pipeline.model.errors import ConfigError
+from pipeline.model.matcher_text import quote_value, unquote_value
 from pipeline.model.records import SECOND, iso
 
 GROUP_PREFIX = "grp-"
@@ -30,8 +31,6 @@ EACH = ("...",)
 _MATCHER = re.compile(
     r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*"|[^\s,{}"]*)\s*(?:,|$)', re.ASCII
 )
-_ESCAPE = re.compile(r"\\([n\"\\])")
-"""Escapes in a quoted value; Alertmanager keeps all other backslashes: `fra\\..*` stays a regular expression."""
 Labels = Mapping[str, str]
 
 
@@ -52,7 +51,7 @@ class Matcher:
         return (found == self.value) == (self.operator == "=")
 
     def __str__(self) -> str:
-        return f"{self.name}{self.operator}{json.dumps(self.value, ensure_ascii=False)}"
+        return f"{self.name}{self.operator}{quote_value(self.value)}"
 
 
 def parse_matchers(texts: Iterable[str], where: str) -> tuple[Matcher, ...]:
@@ -70,7 +69,7 @@ def parse_matchers(texts: Iterable[str], where: str) -> tuple[Matcher, ...]:
             if one is None:
                 raise ConfigError(f'{where} {text!r}: expected matchers such as severity="critical" or rack=~"r1.*"')
             name, operator, value = one.groups()
-            value = _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], value[1:-1]) if value[:1] == '"' else value
+            value = unquote_value(value)
             try:
                 pattern = re.compile(value) if "~" in operator else None
             except re.error as error:

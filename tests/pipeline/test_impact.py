@@ -336,6 +336,52 @@ def test_names_of_jobs_and_users_come_from_their_start(tmp_path: Path) -> None:
     assert world.book.jobs.jobs["job:81"].ended is not None
 
 
+def end_job_81(world: World, minutes: float = 0.5) -> None:
+    """Ends it within a fault, `minutes` after the onset and before its steps can be judged."""
+    world.run(60)
+    world.open("gpu:n0.3")
+    world.run(minutes)
+    world.topology.remove_entities([e for e in world.topology.parents if e.startswith("rank:81.")])
+    world.run(1)
+
+
+def test_a_job_that_ends_before_it_is_measured_has_ended_and_is_not_called_unaffected() -> None:
+    world = World()
+    end_job_81(world)
+    job = world.job()
+    assert (job["state"], job["slowdown"], job["lost_gpu_hours"]) == ("ended", None, 0.0)
+    assert job["basis"].startswith("ended 2026-")
+    assert job["basis"].endswith("Z, 40 s after the onset; whether because of it is not known")
+    assert world.impact()["text"] == f"reaches 1 rank of job 81, {job['basis']}"
+    assert world.impact()["title"] == "job 81 ended"
+
+
+def test_a_job_that_ends_long_after_the_onset_just_ended() -> None:
+    world = World()
+    end_job_81(world, 30)
+    assert (world.job()["state"], world.job()["basis"][-1]) == ("ended", "Z")
+
+
+def test_a_job_that_ended_before_a_finding_says_that_its_host_is_gone_is_lost_until_it_runs_again() -> None:
+    world = World()
+    ranks = {e: p for e, p in world.topology.parents.items() if e.startswith("rank:81.")}
+    end_job_81(world)
+    world.find("xid", "gpu:n0.3", "xid 48")
+    world.run(1)
+    assert world.job()["state"] == "ended"
+    world.find("telemetry", "gpu:n0.3", "host")
+    world.run(1)
+    job = world.job()
+    assert job["state"] == "lost"
+    assert job["basis"].endswith("Z: gpu:n0.3 is gone")
+    started = Event(world.time + 20 * MINUTE, "job:81", "job_start", {"ranks": {}})
+    world.run(20)
+    world.topology.merge(ranks, {})
+    world.observe({"job:81": 1.0, "job:82": 1.0}, started)
+    world.run(10)
+    assert world.job()["lost_gpu_hours"] == pytest.approx(48 * 22 / 60, rel=0.05)
+
+
 def test_a_port_reaches_the_gpu_in_the_same_place_or_all_of_the_node() -> None:
     topology = Topology(
         {

@@ -132,6 +132,19 @@ def test_a_silenced_incident_opens_without_an_alert_and_is_sent_when_the_silence
     assert site.kinds(quiet) == ["opened", "silenced", "unsilenced"]
 
 
+@pytest.mark.slow
+def test_an_acknowledged_page_is_sent_when_its_acknowledgement_expires_and_not_when_its_silence_ends(site):
+    page = site.report("gpu:n0.0")
+    site.people.acknowledge(page, "bob", "mine")
+    matchers = parse_matchers([r'gpu=~"n0\.0"'])
+    site.people.add_silence("silence", matchers, None, site.now + 30 * MINUTE, "new cable", ANN)
+    site.wait(31)
+    assert site.kinds(page) == ["opened", "acknowledged", "silenced", "unsilenced"]
+    assert (site.state(page), site.alerts()) == ("acknowledged", [(page, "firing")])
+    site.wait(90)
+    assert (site.state(page), site.alerts()) == ("open", [(page, "firing"), (page, "firing")])
+
+
 PAGE_OVER_TICKET = InhibitRule(('severity="critical"',), ('severity="warning"',), ("rack",))
 
 

@@ -130,6 +130,9 @@ def test_a_handover_has_what_is_open_muted_pending_and_changed(site, call):
     assert [i["id"] for i in found["muted"]["incidents"]] == [quiet]
     pending = sorted(row["what"] for row in found["pending"])
     assert pending == ["acknowledgement of bob expires", "page without an owner", "silence of ann ends"]
+    site.people.assign(page, "ann", "carol", "network team")
+    assigned = [row["what"] for row in call("GET", "/handover").json()["pending"] if row["id"] == page]
+    assert assigned == ["page of carol, not acknowledged"]
     assert {row["id"]: row["changes"] for row in found["changed"]} == {page: ["opened"], quiet: ["opened", "silenced"]}
     text = call("GET", "/handover", Accept="text/plain").text
     assert max(map(len, text.splitlines())) <= 120
