@@ -11,6 +11,7 @@ from typing import Any
 
 from dashboards.answers import parse_incident
 from dashboards.json_values import parse_names, require_list
+from pipeline.model.matcher_text import quote_value
 from pipeline.model.records import Incident, from_iso
 
 
@@ -128,11 +129,6 @@ def write_matcher(table: Mapping[str, Any]) -> str:
     equal, regex = bool(table.get("isEqual", True)), bool(table.get("isRegex"))
     sign = ("=~" if regex else "=") if equal else ("!~" if regex else "!=")
     return f"{table['name']}{sign}{quote_value(str(table['value']))}"
-
-
-def quote_value(value: str) -> str:
-    """Returns the value of a matcher in quotes."""
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def parse_silences(table: Mapping[str, Any]) -> tuple[Silence, ...]:

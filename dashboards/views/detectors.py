@@ -15,9 +15,9 @@ from dashboards.answers import Detector, DetectorList, Mute
 from dashboards.json_values import require_list
 from dashboards.links import Link, Text, detector_link, entity_link
 from dashboards.list_query import ListQuery
-from dashboards.people_answers import quote_value
 from dashboards.views import muting, parts
 from dashboards.words import amount, detector_name, fact, quantity, scope_name
+from pipeline.model.matcher_text import quote_value
 from pipeline.model.records import Incident
 
 MAX_EXPIRED = 10

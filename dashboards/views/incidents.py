@@ -15,6 +15,7 @@ from dashboards.links import Link, as_markup
 from dashboards.list_query import GROUPS, PER_PAGE, SHOWN, SORTS, ListQuery, parse_query
 from dashboards.people_answers import IncidentPage, parse_incident_page
 from dashboards.views import fleet, parts, silencing
+from dashboards.views.form_popover import close_popover, draw_popover
 from dashboards.views.parts import statement, unknown_since
 from dashboards.words import amount
 from pipeline.model.entity_names import entity_name
@@ -96,12 +97,10 @@ def _filters(query: ListQuery) -> None:
         args=("q", f"list-q-{query.text}"),
         width=300,
     )
-    box = row.popover("Filter and sort", key="list-filter", on_change="rerun")
-    if box.open:
+    if box := draw_popover(row, "Filter and sort", "list-filter"):
         with box:
             _filter_form(query)
-    views = row.popover("Views", key="list-views", on_change="rerun")
-    if views.open:
+    if views := draw_popover(row, "Views", "list-views"):
         with views:
             links = [(Link(name, view.href()),) for name, view in VIEWS]
             st.html(markup.table(("Views",), links, ""))
@@ -212,12 +211,10 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
             on_click=_acknowledge,
             args=(waiting,),
         )
-        taker = row.popover("Assign", key="bulk-assign", on_change="rerun")
-        if taker.open:
+        if taker := draw_popover(row, "Assign", "bulk-assign"):
             with taker:
                 _assign_form([i.id for i in chosen if i.state != "resolved"])
-        box = row.popover("Silence", key="bulk-silence", on_change="rerun")
-        if box.open:
+        if box := draw_popover(row, "Silence", "bulk-silence"):
             with box:
                 silencing.draw_form("bulk-form", chosen, labels, "bulk-silence")
         else:
@@ -243,7 +240,7 @@ def _assign(identities: Sequence[str], to: str | None = None) -> None:
     name = str(st.session_state.get("bulk-assign-to") or "").strip() if to is None else to
     _write_all(identities, "assign", {"to": name, "comment": ""}, f"assigned to {name or 'no one'}")
     if st.session_state[_RESULT].done:
-        st.session_state["bulk-assign"] = False
+        close_popover("bulk-assign")
 
 
 def _acknowledge(identities: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome, act_on_incident
 from dashboards.answers import IncidentDetail
 from dashboards.views import muting, silencing
+from dashboards.views.form_popover import close_popover, draw_popover, is_open
 from dashboards.words import joined, plain
 from pipeline.model.entity_names import entity_name
 
@@ -51,7 +52,7 @@ def draw_actions(detail: IncidentDetail) -> None:
     _popover(row, "Feedback", "feedback", detail, _feedback_form)
     _popover(row, "More", "more", detail, _more_forms)
     draw_result(incident.id)
-    if not st.session_state.get(f"silence-{incident.id}"):
+    if not is_open(f"silence-{incident.id}"):
         silencing.draw_result(f"silence-{incident.id}")
 
 
@@ -66,8 +67,7 @@ def _about(detail: IncidentDetail) -> About:
 def _popover(row: Any, label: str, name: str, detail: IncidentDetail, form: Any, primary: bool = False) -> None:
     """Draws a button that opens a form; the form is drawn only while it is open."""
     key = f"{name}-{detail.incident.id}"
-    box = row.popover(label, key=key, on_change="rerun", type="primary" if primary else "secondary")
-    if box.open:
+    if box := draw_popover(row, label, key, primary):
         with box:
             form(detail, key)
 
@@ -89,7 +89,7 @@ def _do(about: About, verb: str, body: Mapping[str, Any], done: str, popover: st
     outcome = act_on_incident(*about, verb, body, done)
     keep_result(about[0], outcome)
     if outcome.done and popover:
-        st.session_state[popover] = False
+        close_popover(popover)
 
 
 def _do_with(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str, text: str, need: str) -> None:

@@ -15,6 +15,7 @@ from dashboards.json_values import require_list
 from dashboards.links import Link, Text, incident_link
 from dashboards.people_answers import Silence, parse_silence, parse_silences
 from dashboards.views import parts, silencing
+from dashboards.views.form_popover import close_popover, draw_popover
 from dashboards.words import age, amount, clock, plain
 from pipeline.model.records import SECOND, Incident, from_iso, iso
 
@@ -84,15 +85,13 @@ def ended_rows(found: Sequence[Silence], now: int) -> list[tuple[Text, ...]]:
 
 def _add_forms() -> None:
     row = st.container(horizontal=True)
-    new = row.popover("New silence", key="silences-new", type="primary", on_change="rerun")
-    if new.open:
+    if new := draw_popover(row, "New silence", "silences-new", primary=True):
         with new:
             silencing.draw_form("silences-form", (), {}, "silences-new")
     else:
         with row:
             silencing.draw_result("silences-form")
-    window = row.popover("New maintenance window", key="silences-window", on_change="rerun")
-    if window.open:
+    if window := draw_popover(row, "New maintenance window", "silences-window"):
         with window:
             _window_form()
 
@@ -125,7 +124,8 @@ def _add_window() -> None:
         return
     outcome = _send("maintenance", body, None, "Maintenance window added")
     if outcome.done:
-        state["silences-window"], state["window-scopes"], state["window-reason"] = False, "", ""
+        state["window-scopes"], state["window-reason"] = "", ""
+        close_popover("silences-window")
 
 
 def _send(
@@ -179,18 +179,15 @@ def _buttons(silence: Silence) -> None:
     if silence.kind == "mute":
         st.button("End", key=f"end-{silence.id}", on_click=_end_mute, args=(silence.id,))
         return
-    edit = st.popover("Edit", key=f"edit-{silence.id}", on_change="rerun")
-    if edit.open:
+    if edit := draw_popover(st, "Edit", f"edit-{silence.id}"):
         with edit:
             _edit_form(silence)
-    extend = st.popover("Extend", key=f"extend-{silence.id}", on_change="rerun")
-    if extend.open:
+    if extend := draw_popover(st, "Extend", f"extend-{silence.id}"):
         with extend:
             for label, seconds in EXTENSIONS.items():
                 ends = iso(silence.ends + int(seconds * SECOND))
                 st.button(f"By {label}", key=f"by-{label}-{silence.id}", on_click=_extend, args=(silence, ends))
-    end = st.popover("End", key=f"end-{silence.id}", on_change="rerun")
-    if end.open:
+    if end := draw_popover(st, "End", f"end-{silence.id}"):
         with end:
             late = " 15 minutes from now, so that devices settle" if silence.kind == "maintenance" else " now"
             st.html(markup.notice(f"Ends it{late}. Findings that still hold are then sent."))
@@ -223,18 +220,18 @@ def _edit(silence: Silence, key: str) -> None:
             state[_RESULT] = Outcome("degraded", text, False)
             return
     if _send(f"silences/{snapshot.quoted(silence.id)}", body, silence.version, "Changed", "PUT").done:
-        state[f"edit-{silence.id}"] = False
+        close_popover(f"edit-{silence.id}")
 
 
 def _extend(silence: Silence, ends: str) -> None:
     body = {"ends": ends, "reason": silence.reason}
     if _send(f"silences/{snapshot.quoted(silence.id)}", body, silence.version, "Extended", "PUT").done:
-        st.session_state[f"extend-{silence.id}"] = False
+        close_popover(f"extend-{silence.id}")
 
 
 def _expire(silence: Silence) -> None:
     if _send(f"silences/{snapshot.quoted(silence.id)}/expire", {}, silence.version, "Ended").done:
-        st.session_state[f"end-{silence.id}"] = False
+        close_popover(f"end-{silence.id}")
 
 
 def _end_mute(identity: str) -> None:

@@ -10,9 +10,11 @@ from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
 from dashboards.links import incident_link
-from dashboards.people_answers import Silence, parse_silence, quote_value
+from dashboards.people_answers import Silence, parse_silence
+from dashboards.views.form_popover import close_popover
 from dashboards.words import amount, clock, plain
 from pipeline.model.entity_names import entity_name
+from pipeline.model.matcher_text import quote_value
 from pipeline.model.records import SECOND, Incident
 
 HOURS = {"1 h": 1.0, "2 h": 2.0, "8 h": 8.0, "24 h": 24.0, "7 d": 168.0}
@@ -60,7 +62,7 @@ def split_matchers(text: str) -> list[str]:
 
 
 def draw_form(key: str, incidents: Sequence[Incident], labels: Mapping[str, Labels], popover: str = "") -> None:
-    """Draws the form for a new silence. key: of its widgets. popover: key of the popover that closes when it is done.
+    """Draws the form for a new silence. key: of its widgets. popover: name of the popover that closes when it is done.
 
     incidents: those that the matchers are prefilled for; none: an empty form.
     """
@@ -143,7 +145,7 @@ def _add(key: str, field: str, popover: str) -> None:
     if outcome.done:
         state[f"{key}-reason"] = ""
         if popover:
-            state[popover] = False
+            close_popover(popover)
 
 
 def add_silence(matchers: Sequence[str], seconds: float, reason: str) -> Outcome:

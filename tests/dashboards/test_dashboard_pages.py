@@ -34,10 +34,10 @@ def incident_script() -> None:
 
 
 def page(script: Any, opened: str = "", **query: str) -> AppTest:
-    """Runs a page; opened: key of a popover that is open."""
+    """Runs a page; opened: name of a popover that is open."""
     test = AppTest.from_function(script, default_timeout=30)
     if opened:
-        test.session_state[opened] = True
+        test.session_state[f"{opened}-0"] = True
     for name, value in query.items():
         test.query_params[name] = value
     return test.run()

@@ -1,0 +1,35 @@
+"""A button that opens a form in a popover, which closes when the form is done.
+
+A script can close a popover by its state, but a refresh that the browser asked for just before carries the old state
+back and opens it again. So a popover whose form is done is another widget from then on, which begins closed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+_CLOSED = "fleetpulse.popovers_closed"
+
+
+def draw_popover(row: Any, label: str, name: str, primary: bool = False) -> Any:
+    """Draws the button in a container. Returns the popover for `with` while it is open, else None."""
+    box = row.popover(label, key=widget_key(name), on_change="rerun", type="primary" if primary else "secondary")
+    return box if box.open else None
+
+
+def close_popover(name: str) -> None:
+    """Closes the popover from the next run on."""
+    closed = st.session_state.setdefault(_CLOSED, {})
+    closed[name] = closed.get(name, 0) + 1
+
+
+def is_open(name: str) -> bool:
+    """Returns whether the popover is open."""
+    return bool(st.session_state.get(widget_key(name)))
+
+
+def widget_key(name: str) -> str:
+    """Returns the key of the widget that shows the popover now."""
+    return f"{name}-{st.session_state.get(_CLOSED, {}).get(name, 0)}"
