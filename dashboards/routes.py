@@ -16,6 +16,8 @@ DEFAULT = "fleet"
 """The page at /; Streamlit has no other address for it."""
 LOCAL_TIME = ("tz", "local")
 """Parameter of the address, and its value, for times in the browser's zone."""
+PAUSED, SLOW = "0", "30"
+"""Values of `live` in the address: no refreshing, and a refresh every 30 s. Without it, at INTERVAL_S."""
 FACILITY_KINDS = frozenset(
     {"cdu", "loop", "connector", "pump", "reservoir", "filter", "pdu", "shelf", "circuit", "outlet"}
 )
@@ -34,8 +36,8 @@ def href(page: str, /, **query: str | list[str]) -> str:
 
 
 def with_kept(query: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns parameters of a page, with those that every page keeps: no refreshing, local time."""
-    kept = {"live": "" if is_live() else "0", LOCAL_TIME[0]: LOCAL_TIME[1] if is_local_time() else ""}
+    """Returns parameters of a page, with those that every page keeps: how it refreshes, local time."""
+    kept = {"live": live_value(), LOCAL_TIME[0]: LOCAL_TIME[1] if is_local_time() else ""}
     return {**query, **{name: value for name, value in kept.items() if value}}
 
 
@@ -98,9 +100,18 @@ def open_incidents() -> NoReturn:
     _open("incidents", {})
 
 
-def is_live() -> bool:
-    """Returns whether the page refreshes; `?live=0` in the address turns it off."""
-    return st.query_params.get("live") != "0"
+def live_value() -> str:
+    """Returns how the page refreshes: PAUSED, SLOW, or empty for the usual interval. Other words are ignored."""
+    value = st.query_params.get("live", "")
+    return value if value in (PAUSED, SLOW) else ""
+
+
+def set_live(value: str) -> None:
+    """Writes into the address how all pages refresh, as in `live_value`."""
+    if value in (PAUSED, SLOW):
+        st.query_params["live"] = value
+    elif "live" in st.query_params:
+        del st.query_params["live"]
 
 
 def is_local_time() -> bool:

@@ -28,7 +28,8 @@ def incident_link(identity: str, text: str = "") -> str:
 def explore_href(entities: Sequence[str], signals: Sequence[str], span: str = "6h", **more: str) -> str:
     """Returns the address of a chart of signals of entities. span: as in `?range=`."""
     pairs = [*(("entity", e) for e in entities), *(("signal", s) for s in signals), ("range", span), *more.items()]
-    return f"explore?{urlencode(pairs if routes.is_live() else [*pairs, ('live', '0')])}"
+    kept = [("live", value)] if (value := routes.live_value()) else []
+    return f"explore?{urlencode([*pairs, *kept])}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str, kind: str = "") -> str:

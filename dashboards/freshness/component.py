@@ -1,4 +1,5 @@
-"""The stamp `Data as of ...`: age of the newest stored data, and lag of the analysis.
+"""The stamp `Data as of ...`: age of the newest stored data, and lag of the analysis; below it the choice of how often
+the page refreshes.
 
 Amber after three missed refreshes, for old data, and while the pipeline is not ready; red if the API does not answer,
 or refuses.
@@ -13,25 +14,36 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.answers import Fleet
+from dashboards.routes import PAUSED, SLOW
 from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from pipeline.model.records import SECOND, iso
 
+INTERVALS: dict[str, int | None] = {"": INTERVAL_S, SLOW: 30, PAUSED: None}
+"""Value of `live` in the address -> time between two refreshes (s). Chosen: 30 s for slow lines and wall screens."""
+USUAL = "usual"
+"""What the script calls the value without a word in the address: an empty trigger is none."""
 _HERE = Path(__file__).parent
 _stamp = st.components.v2.component(
     "fleetpulse.freshness",
-    html='<div class="stamp" aria-live="off"><i></i><span class="what"></span></div>',
+    html=(_HERE / "freshness.html").read_text(),
     css=theme.css_variables(":host") + (_HERE / "freshness.css").read_text(),
     js=(_HERE / "freshness.js").read_text(),
 )
 
 
-def freshness(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, live: bool) -> None:
-    """Draws the stamp of a page that shows `answer`; the age of the data comes from `fleet`."""
-    _stamp(key="freshness", data=stamp_data(answer, fleet, now, live))
+def freshness(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, live: str) -> str | None:
+    """Draws the stamp of a page that shows `answer`; the age of the data comes from `fleet`. Returns how the page is
+    to refresh from now on if a person chose it, in the words of `live` in the address, else None."""
+    data = stamp_data(answer, fleet, now, live)
+    chosen = _stamp(key="freshness", data=data, on_live_change=lambda: None).live
+    return None if not chosen else "" if chosen == USUAL else str(chosen)
 
 
-def stamp_data(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, live: bool) -> dict[str, Any]:
-    """Returns the data of the script. Ages of the response and of the newest data are in s by this machine's clock."""
+def stamp_data(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, live: str) -> dict[str, Any]:
+    """Returns the data of the script. Ages of the response and of the newest data are in s by this machine's clock.
+
+    live: as in the address.
+    """
     known = fleet.value
     newest = None if known is None or known.newest is None else min(known.newest, known.as_of)
     return {
@@ -39,10 +51,10 @@ def stamp_data(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, 
         "age": 0.0 if newest is None else max(0.0, (now - newest) / SECOND),
         "answered": max(0.0, (now - min(answer.fetched, fleet.fetched)) / SECOND),
         "answered_at": iso(min(answer.fetched, fleet.fetched))[11:19] + "Z",
-        "interval": INTERVAL_S,
+        "interval": INTERVALS[live] or INTERVAL_S,
         "unready": known is not None and bool(known.unready),
         "fault": next((describe_fault(one) for one in (answer, fleet) if one.error and one.status != 404), ""),
-        "live": live,
+        "live": live or USUAL,
         "behind": None if known is None else analysis_lag(known),
     }
 

@@ -3,6 +3,8 @@
 const AMBER_ROUNDS = 3;
 const BEHIND_SECONDS = 120; // chosen: frames wait 30 s for late rows, so 45 s behind is usual
 const OLD_SECONDS = 60; // a node without data for longer is silent (pipeline/api/fleet.py); here all nodes are
+const PAUSED = "0"; // as in the address
+const PAUSED_SECONDS = 60; // chosen: a paused page says for as long what it showed
 
 function words(seconds) {
   const s = Math.max(0, Math.floor(seconds));
@@ -12,10 +14,16 @@ function words(seconds) {
 }
 
 export default function (component) {
-  const { parentElement, data } = component;
+  const { parentElement, data, setTriggerValue } = component;
   const stamp = parentElement.querySelector(".stamp");
   const what = parentElement.querySelector(".what");
   const received = performance.now();
+  const paused = data.live === PAUSED;
+
+  for (const button of parentElement.querySelectorAll(".rates button")) {
+    button.setAttribute("aria-pressed", button.dataset.live === data.live);
+    button.onclick = () => { if (button.dataset.live !== data.live) setTriggerValue("live", button.dataset.live); };
+  }
 
   function draw() {
     const since = (performance.now() - received) / 1000;
@@ -23,12 +31,12 @@ export default function (component) {
     const late = data.answered + since > AMBER_ROUNDS * data.interval || age > OLD_SECONDS;
     const behind = data.behind !== null && data.behind > BEHIND_SECONDS;
     const doubt = data.unready || late || behind;
-    const tone = data.fault ? "bad" : doubt ? "late" : data.live ? "fine" : "paused";
+    const tone = data.fault ? "bad" : doubt ? "late" : paused ? "paused" : "fine";
     const parts = [data.clock ? `Data as of ${data.clock} (${words(age)} ago)` : "No data yet"];
     if (data.behind !== null) parts.push(`analysis lag ${words(data.behind)}`);
     if (data.fault) parts.unshift(data.fault);
-    else if (!data.live) parts.unshift("Paused");
-    const silent = data.live && data.answered + since > AMBER_ROUNDS * data.interval;
+    else if (paused) parts.unshift("Paused");
+    const silent = data.answered + since > (paused ? PAUSED_SECONDS : AMBER_ROUNDS * data.interval);
     document.documentElement.toggleAttribute("data-fleetpulse-unknown", silent);
     if (silent) for (const place of document.querySelectorAll(".fp-since")) place.textContent = data.answered_at;
     stamp.className = `stamp ${tone}`;

@@ -35,13 +35,18 @@ def incident_list(incidents: Sequence[Incident], now: int, key: str) -> str | No
 
 
 def selectable_list(
-    incidents: Sequence[Incident], now: int, key: str, groups: Mapping[str, str] | None = None
+    incidents: Sequence[Incident],
+    now: int,
+    key: str,
+    groups: Mapping[str, str] | None = None,
+    jobs: Mapping[str, int] | None = None,
 ) -> tuple[str | None, list[str]]:
     """Draws the list in the given order, with boxes; returns the id of the clicked incident, and the selected ids.
 
-    groups: incident -> heading of its group; incidents of one group follow each other.
+    groups: incident -> heading of its group; incidents of one group follow each other.  jobs: incident -> jobs that it
+    reaches, if that is known.
     """
-    rows = [{**_row(i, now), "group": (groups or {}).get(i.id, "")} for i in incidents]
+    rows = [{**_row(i, now, (jobs or {}).get(i.id)), "group": (groups or {}).get(i.id, "")} for i in incidents]
     drawn = _list(
         key=key,
         data={"items": rows, "selectable": True},
@@ -67,7 +72,7 @@ def list_rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
     return [_row(incident, now) for incident in sort_incidents(incidents)[:MAX_LISTED]]
 
 
-def _row(incident: Incident, now: int) -> dict[str, Any]:
+def _row(incident: Incident, now: int, jobs: int | None = None) -> dict[str, Any]:
     until = now if incident.resolved is None else incident.resolved
     life = incident.life
     return {
@@ -78,6 +83,7 @@ def _row(incident: Incident, now: int) -> dict[str, Any]:
         "cause": entity_name(incident.cause),
         "detector": incident.detector,
         "age": age((until - incident.onset) / SECOND),
+        "jobs": "" if jobs is None else amount(jobs, "job", "jobs"),
         "members": amount(len(incident.members), "member", "members"),
         "confidence": "" if incident.confidence is None else f"{incident.confidence * 100:.0f} %",
         "state": STATE[incident.state],

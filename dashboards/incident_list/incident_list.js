@@ -1,5 +1,5 @@
 // Names and summaries come from the fleet: they are set as text, never as markup.
-const NUMBERS = { age: "Duration", members: "Members", confidence: "Confidence", owner: "Owner" };
+const NUMBERS = { age: "Duration", jobs: "Jobs", members: "Members", confidence: "Confidence", owner: "Owner" };
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -18,6 +18,7 @@ function row(item, numbers, open, role) {
   const first = element("span", "summary", item.summary);
   first.title = item.summary;
   const second = element("span", "below", [item.cause, item.detector].filter(Boolean).join(" · "));
+  if (item.jobs) second.append(element("span", "narrow", ` · ${item.jobs}`)); // where the column has no room
   if (item.simulated) second.prepend(element("b", "badge simulated", item.simulated));
   what.append(first, second);
   const state = element("span", `cell state ${item.state === "Open" ? "open" : ""}`, item.state);

@@ -56,7 +56,7 @@ def _body() -> None:
             _draw_empty(query, answer)
         return
     groups = _group_headings(query, found)
-    picked, selected = selectable_list(found.incidents, answer.fetched, f"incidents-{query.show}", groups)
+    picked, selected = selectable_list(found.incidents, answer.fetched, f"incidents-{query.show}", groups, found.jobs)
     with bar:
         _bulk([i for i in found.incidents if i.id in selected], found.labels)
     _pages(query, found.total)

@@ -10,9 +10,9 @@ import streamlit as st
 
 from dashboards import markup, snapshot, times
 from dashboards.answers import Fleet
-from dashboards.freshness.component import freshness
+from dashboards.freshness.component import INTERVALS, freshness
 from dashboards.links import Text, breadcrumbs
-from dashboards.routes import is_live
+from dashboards.routes import live_value, set_live
 from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from dashboards.words import clock
 from pipeline.model.records import SECOND
@@ -45,13 +45,13 @@ def statement(last_known: str, since: int | None, now: int) -> str:
 
 
 def draw_refreshing(body: Callable[[], None]) -> None:
-    """Runs `body` now and at every interval, unless the address turns refreshing off."""
+    """Runs `body` now and at every interval that the address chooses, unless it turns refreshing off."""
 
     def run() -> None:
         times.apply_zone()
         body()
 
-    st.fragment(run, run_every=INTERVAL_S if is_live() else None)()
+    st.fragment(run, run_every=INTERVALS[live_value()])()
 
 
 def draw_head(
@@ -78,7 +78,10 @@ def draw_head(
     way = breadcrumbs(crumbs) if crumbs else ""
     left.html(way + markup.title(headline, badges, below, of_now and since is None))
     with right:
-        freshness(answer, fleet, snapshot.now(), is_live())
+        chosen = freshness(answer, fleet, snapshot.now(), live_value())
+    if chosen is not None:
+        set_live(chosen)
+        st.rerun()  # the whole page: the interval belongs to the part that refreshes
 
 
 def draw_error(answer: CachedAnswer[Any]) -> None:

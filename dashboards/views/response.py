@@ -15,7 +15,7 @@ from dashboards.acting import Outcome, act_on_incident
 from dashboards.answers import IncidentDetail
 from dashboards.views import muting, silencing
 from dashboards.views.form_popover import close_popover, draw_popover, is_open
-from dashboards.words import joined, plain
+from dashboards.words import clock, joined, plain
 from pipeline.model.entity_names import entity_name
 
 _RESULT = "fleetpulse.result"
@@ -213,8 +213,17 @@ def _acknowledge_for(about: About, key: str) -> None:
 
 
 def _merge_form(detail: IncidentDetail, key: str) -> None:
-    found = snapshot.fetch_unresolved().value or ()
-    others = {i.id: i for i in found if i.id != detail.incident.id}
+    answer = snapshot.fetch_unresolved()
+    if answer.value is None:
+        st.html(markup.notice(answer.error, "critical", "The other incidents cannot be read."))
+        return
+    others = {i.id: i for i in answer.value if i.id != detail.incident.id}
+    if answer.error:
+        when = clock(answer.fetched, snapshot.now())
+        st.html(markup.notice(f"The list is as of {when}: {answer.error}", "degraded"))
+    if not others:
+        st.html(markup.notice("There is no other unresolved incident."))
+        return
     offered = list(others)[:MAX_OFFERED]
     names = {i: f"{i} {plain(others[i].summary)}" for i in offered}
     st.multiselect("Incidents", offered, format_func=lambda i: names[i], key=f"{key}-merge")

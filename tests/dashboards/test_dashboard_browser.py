@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from dashboards import snapshot
+from dashboards.snapshot import INTERVAL_S
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import running_api
 from tests.dashboards.facility_tables import facility_table
@@ -26,6 +27,15 @@ pytestmark = pytest.mark.chromium
 ROOT = Path(__file__).parents[2]
 READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+SHORT_IMPACT = {
+    "gpus": 8,
+    "nodes": 1,
+    "ranks": 8,
+    "jobs": 1,
+    "lost_gpu_hours": 12.4,
+    "lost_gpu_hours_per_hour": 158.0,
+    "cost": None,
+}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -173,6 +183,64 @@ def test_local_time_is_one_click_away(address: str, browser: Any) -> None:
     page.get_by_text("onset 2026-01-01 11:45:00Z").first.wait_for(state="detached")
     assert "id=A1" in page.url
     assert faults == []
+
+
+def test_the_list_shows_how_many_jobs_an_incident_reaches_also_on_a_phone(address: str, browser: Any, api: Any) -> None:
+    api.incidents["A1"]["impact"] = SHORT_IMPACT | {"jobs": 2}
+    page, faults = open_page(browser, f"{address}/incidents?live=0")
+    page.locator(".head").get_by_text("Jobs", exact=True).wait_for()
+    row = page.locator("a.row")
+    assert row.locator(".num").get_by_text("2 jobs", exact=True).is_visible()
+    assert not row.locator(".narrow").is_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    row.locator(".narrow").get_by_text("2 jobs").wait_for()
+    assert not row.locator(".num").get_by_text("2 jobs", exact=True).is_visible()
+    assert faults == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)], ids=["desk", "phone"])
+def test_a_click_or_a_key_pauses_a_page_and_resumes_it(
+    address: str, browser: Any, api: Any, width: int, height: int
+) -> None:
+    now = snapshot.now()
+    api.fleet |= {"as_of": iso(now), "newest": iso(now), "watermark": iso(now)}
+    page, faults = open_page(browser, f"{address}/incidents?state=open&sort=newest")
+    page.set_viewport_size({"width": width, "height": height})
+    page.locator(".stamp.fine").wait_for()
+    rates = page.get_by_role("group", name="Refresh")
+    rates.get_by_role("button", name="Paused").click()
+    page.wait_for_url("**live=0**")
+    page.locator(".stamp.paused").wait_for()
+    assert "state=open&sort=newest" in page.url
+    assert page.locator(".stamp").inner_text().startswith("Paused · Data as of ")
+    page.locator(READY).wait_for()
+    asked = len(api.asked)
+    page.wait_for_timeout((INTERVAL_S + 1) * 1000)  # no request comes: there is no event to wait for
+    assert len(api.asked) == asked
+    assert "Paused" in page.locator(".stamp").inner_text()
+    rates.get_by_role("button", name="Live").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("!location.search.includes('live=')")
+    page.locator(".stamp:not(.paused)").wait_for()
+    page.wait_for_function("!document.querySelector('.stamp')?.textContent.includes('Paused')")
+    assert "state=open&sort=newest" in page.url
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert faults == []
+
+
+@pytest.mark.slow
+def test_a_page_that_is_paused_for_long_says_for_when_it_knew(address: str, browser: Any, api: Any) -> None:
+    api.incidents.clear()
+    page, _ = open_page(browser, f"{address}/?live=0")
+    page.clock.install()
+    page.reload()
+    page.locator(READY).wait_for(timeout=60_000)
+    page.get_by_text("No unresolved incidents.").first.wait_for()
+    page.get_by_text("Paused · Data as of").wait_for()
+    page.clock.fast_forward(61_000)
+    page.locator("html[data-fleetpulse-unknown]").wait_for(state="attached")
+    page.get_by_text("Last known: No unresolved incidents.").locator("visible=true").wait_for()
+    assert page.locator(".fp-now").locator("visible=true").count() == 0
 
 
 @pytest.mark.slow

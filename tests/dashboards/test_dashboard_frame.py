@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboards import links, markup, pages, routes, times, words
 from dashboards.frame import component
@@ -22,7 +23,7 @@ HOSTILE = '"><img src=x onerror=alert(1)>'
 
 @pytest.fixture
 def plain_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "is_live", lambda: True)
+    monkeypatch.setattr(routes, "live_value", lambda: "")
     monkeypatch.setattr(routes, "is_local_time", lambda: False)
 
 
@@ -52,6 +53,21 @@ def test_a_hostile_name_stays_within_its_address(plain_address: None) -> None:
     row = hit_rows([Hit("node", f"node:{HOSTILE}", f"node:{HOSTILE}", "")])[0]
     assert "<" not in row["href"]
     assert "<img" not in links.as_markup(links.entity_link(f"node:{HOSTILE}"))
+
+
+@pytest.mark.parametrize(("live", "href"), [("30", "incidents?live=30"), ("0", "incidents?live=0"), ("7", "incidents")])
+def test_links_keep_how_often_pages_refresh_and_drop_words_that_mean_nothing(live: str, href: str) -> None:
+    test = AppTest.from_function(linking_script)
+    test.query_params["live"] = live
+    assert test.run().text[0].value == href
+
+
+def linking_script() -> None:
+    import streamlit as st
+
+    from dashboards import routes
+
+    st.text(routes.href("incidents"))
 
 
 def test_a_link_with_another_scheme_is_only_text() -> None:

@@ -42,7 +42,7 @@ def audit_script() -> None:
 
 @pytest.fixture
 def plain_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "is_live", lambda: True)
+    monkeypatch.setattr(routes, "live_value", lambda: "")
     monkeypatch.setattr(routes, "is_local_time", lambda: False)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from dashboards import freshness
 from dashboards.answers import Fleet, parse_incident
 from dashboards.fleet_map import table
 from dashboards.fleet_map.answers import (
@@ -17,15 +19,17 @@ from dashboards.fleet_map.answers import (
     selected_entities,
 )
 from dashboards.fleet_map.component import MapView, map_data
-from dashboards.freshness.component import stamp_data
-from dashboards.incident_list.component import MAX_LISTED, list_rows, sort_incidents
-from dashboards.snapshot import CachedAnswer
+from dashboards.freshness.component import INTERVALS, stamp_data
+from dashboards.incident_list.component import MAX_LISTED, _row, list_rows, sort_incidents
+from dashboards.people_answers import parse_incident_page
+from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from dashboards.views.fleet import headline
 from dashboards.views.sharing import chance, share_markup
 from pipeline.model.records import SECOND, Incident, iso
-from tests.dashboards.conftest import Api, map_tables, shared_table
+from tests.dashboards.conftest import Api, incident_table, map_tables, shared_table
 
 NOW = 1_767_268_800 * SECOND
+BUTTONS = (Path(freshness.__file__).parent / "freshness.html").read_text()
 
 
 def incident(identity: str, severity: str = "page", state: str = "open", opened: int = NOW, **more: object) -> Incident:
@@ -159,21 +163,37 @@ def test_the_number_of_rows_is_limited() -> None:
     assert len(list_rows([incident(str(i)) for i in range(MAX_LISTED + 1)], NOW)) == MAX_LISTED
 
 
+def test_the_page_of_incidents_knows_the_jobs_that_each_reaches_if_the_api_does() -> None:
+    rows = [incident_table("A1") | {"impact": {"jobs": 3}}, incident_table("A2") | {"impact": None}]
+    page = parse_incident_page({"incidents": rows})
+    assert page.jobs == {"A1": 3}
+    shown = [_row(i, NOW, page.jobs.get(i.id))["jobs"] for i in page.incidents]
+    assert shown == ["3 jobs", ""]
+
+
 def test_the_age_uses_the_servers_clock() -> None:
-    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 7 * SECOND), NOW, True)
+    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 7 * SECOND), NOW, "")
     assert (stamp["age"], stamp["clock"], stamp["fault"]) == (7.0, "11:59:53Z", "")
-    assert stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW + SECOND), NOW, True)["age"] == 0.0
+    assert stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW + SECOND), NOW, "")["age"] == 0.0
+
+
+@pytest.mark.parametrize(("live", "interval"), [("", INTERVAL_S), ("30", 30), ("0", INTERVAL_S)])
+def test_the_stamp_waits_as_long_as_the_page_refreshes(live: str, interval: int) -> None:
+    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW), NOW, live)
+    assert (stamp["interval"], stamp["live"]) == (interval, live or "usual")
+    assert f'data-live="{live or "usual"}"' in BUTTONS
+    assert INTERVALS[live] is None or f"Refresh every {interval} s" in BUTTONS
 
 
 def test_the_stamp_shows_the_time_of_the_newest_data() -> None:
-    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 50 * SECOND, ("no broker answers",)), NOW, True)
+    stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 50 * SECOND, ("no broker answers",)), NOW, "")
     assert (stamp["clock"], stamp["age"], stamp["answered"]) == ("11:59:10Z", 50.0, 0.0)
     assert stamp["unready"]
     assert stamp["behind"] == 10.0
 
 
 def test_the_stamp_shows_an_unreachable_api_and_missing_data() -> None:
-    stamp = stamp_data(CachedAnswer(None, NOW, "refused"), CachedAnswer(None, NOW, "refused"), NOW, True)
+    stamp = stamp_data(CachedAnswer(None, NOW, "refused"), CachedAnswer(None, NOW, "refused"), NOW, "")
     assert stamp["fault"] == "API unreachable"
     assert stamp["clock"] == ""
 
@@ -193,4 +213,4 @@ def test_tiles_say_what_changed_in_an_hour_and_nothing_if_it_is_not_known() -> N
 )
 def test_the_stamp_tells_a_refusal_from_an_unreachable_api(status: int, fault: str) -> None:
     refused = CachedAnswer(None, NOW, "no token", status)
-    assert stamp_data(refused, fleet_answer(NOW), NOW, True)["fault"] == fault
+    assert stamp_data(refused, fleet_answer(NOW), NOW, "")["fault"] == fault

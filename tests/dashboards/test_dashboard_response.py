@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dashboards import acting, cause_and_impact, detail_answers
+from dashboards import acting, cause_and_impact, detail_answers, snapshot
 from dashboards.answers import Change, parse_detail
 from dashboards.links import Link
 from dashboards.views import silencing
@@ -240,3 +240,26 @@ def test_a_conflict_names_people_only() -> None:
     changes = [Change(NOW, "updated", acting.MACHINE, "", 2), Change(NOW - 60 * SECOND, "resolved", "bob", "fixed", 3)]
     text = acting.describe_conflict(changes, NOW)
     assert text.startswith('Nothing changed: bob resolved it 1 min ago ("fixed").')
+
+
+def test_merge_says_why_it_offers_no_incident(api: Any) -> None:
+    api.incidents = {"A1": api.incidents["A1"]}
+    assert "There is no other unresolved incident." in shown(page(incident_script, opened="more-A1", id="A1"))
+
+
+def test_merge_says_that_the_other_incidents_cannot_be_read(api: Any) -> None:
+    api.broken["incidents"] = (503, b'{"detail": "the store is not open yet"}')
+    test = page(incident_script, opened="more-A1", id="A1")
+    text = shown(test)
+    assert "The other incidents cannot be read.</b> The store is not open yet (HTTP 503)" in text
+    assert not [box for box in test.multiselect if box.key == "more-A1-merge"]
+
+
+def test_merge_offers_the_last_known_incidents_with_their_time(api: Any) -> None:
+    api.incidents["A3"] = incident_table("A3")
+    snapshot.fetch_unresolved()
+    snapshot._fetch_cached.clear()
+    api.broken["incidents"] = (503, b'{"detail": "the store is not open yet"}')
+    test = page(incident_script, opened="more-A1", id="A1")
+    assert "The list is as of " in shown(test)
+    assert [option[:2] for option in test.multiselect(key="more-A1-merge").options] == ["A3"]

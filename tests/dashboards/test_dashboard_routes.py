@@ -10,7 +10,7 @@ from dashboards import routes
 
 @pytest.fixture(autouse=True)
 def live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "is_live", lambda: True)
+    monkeypatch.setattr(routes, "live_value", lambda: "")
     monkeypatch.setattr(routes, "is_local_time", lambda: False)
 
 
@@ -33,7 +33,7 @@ def test_each_kind_of_entity_leads_to_the_page_about_it(entity: str, address: st
 
 
 def test_a_page_that_does_not_refresh_links_to_pages_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "is_live", lambda: False)
+    monkeypatch.setattr(routes, "live_value", lambda: "0")
     assert routes.href("incidents") == "incidents?live=0"
     assert routes.entity_href("job:81") == "jobs?entity=job%3A81&live=0"
 
