@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from dashboards.answers import NODE_STATES, Detector, Fleet
+from dashboards.budget_text import plain_budget
 from dashboards.evidence import Vote
 from dashboards.links import Link, Text, as_markup
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
@@ -195,7 +196,7 @@ def detector(one: Detector, links: Sequence[Text] = ()) -> str:
     if one.off:
         lines.insert(0, ("Disabled, missing signals", ", ".join(one.off)))
     notes = "".join(f"<p><i>{escape(label)}:</i> {code(text)}</p>" for label, text in lines)
-    costs = "<br>".join(map(escape, one.budget))
+    costs = "<br>".join(escape(plain_budget(line)) for line in one.budget)
     notes += f"<p><i>False alarm budget:</i> {costs}</p>" if costs else ""
     settings = "\n".join(f"{key} = {value}" for key, value in one.settings.items())
     more = f"Device class: {one.device_class}\nRequired signals: {', '.join(one.needs)}\n"

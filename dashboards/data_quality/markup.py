@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from dashboards import linked
@@ -16,6 +16,8 @@ from pipeline.model.entity_names import KINDS
 from pipeline.model.records import SECOND
 
 TONES = {"agent": "critical", "clock": "degraded", "bmc": "degraded", "exporter": "degraded", "tool": "degraded"}
+LITTLE = 0.1
+"""Share of the disk below which the space for the store is little. Chosen: a day to act at ten days of retention."""
 MAX_SIGNALS = 8
 """Signals named in a row; more are counted. Chosen."""
 
@@ -74,6 +76,7 @@ def overview(quality: Quality) -> str:
                 _tone(int(quality.backlog.backlog or quality.backlog.stalled), "degraded"),
                 "#waiting",
             ),
+            _room_tile(quality.disk),
         )
     )
 
@@ -285,9 +288,29 @@ def waiting(quality: Quality) -> str:
         worst = f"{escape(age(quality.agents.age_worst))}: {linked.entity_link(quality.agents.worst)}"
         body.append(("Oldest data of a reporting agent", worst))
     if quality.disk is not None:
-        free, total = quality.disk["free"], quality.disk["total"]
-        body.append(("Disk of the store", f"{free / 1e9:,.1f} of {total / 1e9:,.1f} GB free"))
+        body.append(("Disk of the store", _disk(quality.disk)))
     return f'<dl class="fp-facts">{"".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in body)}</dl>'
+
+
+def head_room(disk: Mapping[str, int]) -> int:
+    """Returns the bytes that the store may still use before it keeps events only; 0 if it does so already."""
+    return max(0, disk["free"] - disk["minimum"])
+
+
+def _disk(disk: Mapping[str, int]) -> str:
+    left = f"{disk['free'] / 1e9:,.1f} of {disk['total'] / 1e9:,.1f} GB free"
+    if not head_room(disk):
+        return f"{badge('FULL', 'critical')} {left}: only events are stored, if at all. Free space or lower hot_hours"
+    return f"{left}; only events are stored after at least {head_room(disk) / 1e9:,.1f} GB more"
+
+
+def _room_tile(disk: Mapping[str, int] | None) -> str:
+    if disk is None:
+        return linked.tile("unknown", "space for the store", "its disk cannot be read", "no-data", "#waiting")
+    room = head_room(disk)
+    tone = "critical" if not room else "degraded" if room < LITTLE * disk["total"] else "none"
+    below = f"of a disk of {disk['total'] / 1e9:,.0f} GB"
+    return linked.tile(f"{room / 1e9:,.0f} GB", "space for the store", below, tone, "#waiting")
 
 
 def members(found: Sequence[Member], now: int) -> str:

@@ -18,6 +18,7 @@ TRENDS = (
     "coolant.supply_temperature",
     "coolant.return_temperature",
     "coolant.pressure",
+    "coolant.valve_position",
     "pump.speed",
     "reservoir.level",
     "filter.pressure_drop",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from dashboards import linked
@@ -18,6 +18,11 @@ COOLING = ("cdu", "loop", "connector", "pump", "reservoir", "filter")
 POWER = ("pdu", "shelf", "chassis", "circuit", "outlet", "output")
 MAX_ROWS = 200
 """Units listed per table. Chosen: the worst come first; an address with `entity` has any other."""
+NO_VALVE = "No connector reports the position of its valve (CoolantConnector ValvePositionPercent of Redfish)."
+_COOLING_HEAD: tuple[str, ...] = (
+    *("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Valve", "Supplies"),
+    "Incidents",
+)
 SOON = 60.0
 """Minutes to throttling from which it is urgent. Chosen: a technician's way."""
 
@@ -154,6 +159,7 @@ def state_badge(unit: Unit) -> str:
 
 def cooling(units: Sequence[Unit]) -> str:
     """Returns the table of cooling units, the worst first, with the median of all CDUs and loops."""
+    valves = find_valves(units)
     rows: list[Sequence[str]] = [
         (
             f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
@@ -164,15 +170,51 @@ def cooling(units: Sequence[Unit]) -> str:
             _value(delta(u), "K"),
             _value(_pressure(u), "bar"),
             _pump(u),
+            _valve(u, valves),
             hangs(u),
             _incidents(u),
         )
         for u in units[:MAX_ROWS]
     ]
-    head = ("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Supplies", "Incidents")
     if len(units) > 2:
         rows.append(_median_row(units))
-    return linked.table(head, rows, "No cooling unit is known: no BMC of a CDU is read.", "Cooling units")
+    head, note = _COOLING_HEAD, ""
+    if units and not valves:
+        at = head.index("Valve")
+        head, rows, note = (
+            _without(head, at),
+            [_without(row, at) for row in rows],
+            f'<p class="fp-empty">{NO_VALVE}</p>',
+        )
+    return linked.table(head, rows, "No cooling unit is known: no BMC of a CDU is read.", "Cooling units") + note
+
+
+def _without(row: Sequence[str], at: int) -> tuple[str, ...]:
+    return (*row[:at], *row[at + 1 :])
+
+
+def find_valves(units: Iterable[Unit]) -> dict[str, Unit]:
+    """Returns unit -> the least open of the connectors that it consists of or is, for those that report a valve."""
+    found: dict[str, Unit] = {}
+    for unit in units:
+        opening = unit.number("coolant.valve_position")
+        if opening is None:
+            continue
+        for name in (unit.entity, *unit.parents):
+            known = found.get(name)
+            if known is None or opening < (known.number("coolant.valve_position") or 0.0):
+                found[name] = unit
+    return found
+
+
+def _valve(unit: Unit, valves: Mapping[str, Unit]) -> str:
+    """Returns how far the valve of a unit is open, of several the least, with its connector."""
+    found = valves.get(unit.entity)
+    opening = None if found is None else found.number("coolant.valve_position")
+    if found is None or opening is None:
+        return ""
+    text = f"{opening:.0%} open"
+    return text if found is unit else f"{text}, {linked.entity_link(found.entity)}"
 
 
 def _median_row(units: Sequence[Unit]) -> tuple[str, ...]:
@@ -191,6 +233,7 @@ def _median_row(units: Sequence[Unit]) -> tuple[str, ...]:
         middle(map(delta, units), "K"),
         middle(map(_pressure, units), "bar"),
         middle((u.number("pump.speed") for u in units), "rpm"),
+        "",
         "",
         "",
     )

@@ -4,6 +4,7 @@ of a chosen detector also its calibration."""
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,12 +17,14 @@ from dashboards.json_values import require_list
 from dashboards.links import Link, Text, detector_link, entity_link
 from dashboards.list_query import ListQuery
 from dashboards.views import muting, parts
-from dashboards.words import amount, detector_name, fact, quantity, scope_name
+from dashboards.words import age, amount, detector_name, fact, quantity, scope_name
 from pipeline.model.matcher_text import quote_value
-from pipeline.model.records import Incident
+from pipeline.model.records import SECOND, Incident
 
 MAX_EXPIRED = 10
 """Expired mutes shown, the newest. Chosen."""
+MIN_FOR_TENTH = 10
+"""Incidents from which the slowest tenth is known. Chosen: one of them is in it."""
 _MODES = {
     "record": "stores findings; no incidents, no alerts",
     "notify": "opens incidents and sends alerts",
@@ -88,7 +91,9 @@ def detector_links(
         counts = Counter(i.resolved is not None for i in incidents if i.detector == one.name)
         links.append(Link(f"{amount(counts[False], 'unresolved incident', 'unresolved incidents')}", query.href()))
         links.append(Link(f"{counts[True]:,} resolved", query.href(show="resolved", sort="newest")))
-        links.append(precision_text([i.life.feedback for i in incidents if i.detector == one.name]))
+        own = [i for i in incidents if i.detector == one.name]
+        links.append(precision_text([i.life.feedback for i in own]))
+        links.append(detection_text(own))
     count = sum(m.detector in (one.name, "*") for m in mutes)
     links.append(amount(count, "active mute", "active mutes"))
     if one.name in budgets:
@@ -109,6 +114,18 @@ def precision_text(verdicts: Iterable[str]) -> str:
     half = 1.96 * math.sqrt(share * (1 - share) / number + square / (4 * number * number)) / (1 + square / number)
     low, high = (100 * min(1.0, max(0.0, bound)) for bound in (middle - half, middle + half))
     return f"precision {100 * share:.0f} % ({low:.0f} to {high:.0f} %): {right:,} of {number:,} with feedback right"
+
+
+def detection_text(incidents: Sequence[Incident]) -> str:
+    """Returns how long a detector took from the onset of a fault to the incident: median, slowest tenth, and of how
+    many stored incidents."""
+    if not incidents:
+        return "time to detect not known: no incident"
+    delays = [max(0, i.opened - i.onset) / SECOND for i in incidents]
+    text = f"time to detect {age(statistics.median(delays))} (median of {amount(len(delays), 'incident', 'incidents')}"
+    if len(delays) < MIN_FOR_TENTH:
+        return f"{text})"
+    return f"{text}, slowest tenth over {age(statistics.quantiles(delays, n=10)[-1])})"
 
 
 def parse_budgets(table: Mapping[str, Any]) -> dict[str, str]:

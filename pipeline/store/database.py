@@ -161,6 +161,11 @@ EVENTS_SHARE = 4  # events are stored down to a quarter of free_bytes; chosen: a
 _FREE_SHARE = 20  # at most a twentieth of the disk is kept free, so that small disks work; chosen
 
 
+def reserved_bytes(free_bytes: int, total: int) -> int:
+    """Returns the bytes that stay free on a disk of `total` bytes: `[store] free_bytes`, on small disks less."""
+    return min(free_bytes, total // _FREE_SHARE)
+
+
 class Database:
     """The open store. Raises the errors listed in the module docstring, and UsageError if its schema is newer.
 
@@ -261,7 +266,7 @@ class Database:
         deletion by age, and checkpoints, which DuckDB does not survive without space.
         """
         disk = shutil.disk_usage(self.path.parent)
-        least = min(self._free_bytes, disk.total // _FREE_SHARE)
+        least = reserved_bytes(self._free_bytes, disk.total)
         needed = least // EVENTS_SHARE if events else least
         if disk.free >= needed or disk.free + self._free_block_bytes() >= needed:
             return None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import streamlit as st
 
 from dashboards import routes
-from dashboards.answers import parse_detail
+from dashboards.answers import parse_detail, parse_incident
+from dashboards.budget_text import plain_budget
 from dashboards.incident_list.component import list_rows
 from dashboards.list_query import ListQuery, parse_query
 from dashboards.people_answers import parse_audit, parse_silence, write_matcher
 from dashboards.views import audit, handover, incidents, silences
-from dashboards.views.detectors import precision_text
+from dashboards.views.detectors import detection_text, precision_text
+from detectors.base.budget import budget_line
+from detectors.base.streams import Channel
+from detectors.heat.coolant import loop_budget_line
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, detector_table, incident_table, silence_table
 from tests.dashboards.test_dashboard_mutes import detectors_script
@@ -243,3 +248,40 @@ def test_a_detector_links_to_its_incidents_and_shows_its_calibration(api: Any) -
 )
 def test_the_precision_of_a_detector_has_its_count_and_interval(verdicts: list[str], said: str) -> None:
     assert precision_text(verdicts) == said
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"),
+    [
+        ([], "time to detect not known: no incident"),
+        ([-1], "time to detect 0 s (median of 1 incident)"),
+        ([2, 10, 4], "time to detect 4 min (median of 3 incidents)"),
+        ([2] * 18 + [90, 100], "time to detect 2 min (median of 20 incidents, slowest tenth over 1 h 21 min)"),
+    ],
+)
+def test_the_time_to_detect_runs_from_the_onset_to_the_incident(minutes: list[int], said: str) -> None:
+    tables = [incident_table("A", onset=iso(NOW - m * 60 * SECOND), opened=iso(NOW)) for m in minutes]
+    assert detection_text([parse_incident(t) for t in tables]) == said
+
+
+def test_a_detector_shows_its_own_time_to_detect(api: Any) -> None:
+    api.panel = {"detectors": [detector_table(name="coolant"), detector_table()], "modes": []}
+    text = shown(page(detectors_script))
+    assert "time to detect 5 min (median of 2 incidents)" in text
+    assert "time to detect not known: no incident" in text
+
+
+BUDGETS = [
+    (budget_line(Channel(0.01, 0.02), 8, 10.0), r"exceeds it once in [\d,]+ years; .* without peers once in"),
+    (loop_budget_line(Channel(0.01, 0.02)), r"1 false alarm per [\d,]+ years and loop, at most"),
+    ("a rule on counters: no statistical alarm rate", "^a rule on counters: no statistical alarm rate$"),
+    ("threshold 4 at 10 s: once in 8.6e+04 ticks (0 years)", "^threshold 4 at 10 s: once in 10 days$"),
+    ("threshold 4 at 10 s: once in 720 ticks", "^threshold 4 at 10 s: once in 2.0 h$"),
+    ("threshold 4 at 10 s: once in 3e+20 ticks", "once in over a million years$"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BUDGETS)
+def test_a_false_alarm_budget_is_said_in_times_not_in_ticks(line: str, said: str) -> None:
+    assert re.search(said, plain_budget(line)), plain_budget(line)
+    assert "tick" not in plain_budget(line)

@@ -142,3 +142,29 @@ def test_every_kind_of_problem_has_advice() -> None:
         assert explain.advice(one)
         assert markup.problem(one, one.since or 0)
     assert HOSTILE in explain.title(parse_quality(quality_table()).problems[4])
+
+
+@pytest.mark.parametrize(
+    ("free", "tile", "fact"),
+    [
+        (412, ('fp-tile-none" href="#waiting"><b>392 GB</b>', "of a disk of 960 GB"), "after at least 392.0 GB more"),
+        (50, ('fp-tile-degraded" href="#waiting"><b>30 GB</b>', "of a disk of 960 GB"), "after at least 30.0 GB more"),
+        (
+            20,
+            ('fp-tile-critical" href="#waiting"><b>0 GB</b>', "of a disk of 960 GB"),
+            "only events are stored, if at all",
+        ),
+    ],
+)
+def test_the_space_of_the_store_is_counted_down_to_where_telemetry_is_no_longer_stored(
+    quality: Any, free: int, tile: tuple[str, str], fact: str
+) -> None:
+    disk = {"free": free * 10**9, "total": 960 * 10**9, "minimum": 20 * 10**9}
+    quality.answers["quality"] = quality_table(disk=disk)
+    text = shown(page(script))
+    assert all(part in text for part in (*tile, fact))
+
+
+def test_the_space_of_a_disk_that_cannot_be_read_is_unknown(quality: Any) -> None:
+    quality.answers["quality"] = quality_table(disk=None)
+    assert "its disk cannot be read" in shown(page(script))

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dashboards import snapshot
-from tests.dashboards.facility_tables import answers, facility_table, prediction, unit
+from dashboards.facility.markup import NO_VALVE
+from tests.dashboards.conftest import series_table
+from tests.dashboards.facility_tables import answers, cooling_values, facility_table, prediction, unit
 from tests.dashboards.test_dashboard_pages import page, shown
 
 
@@ -144,3 +146,18 @@ def test_the_power_of_all_pdus_names_those_that_it_lacks(site: Any) -> None:
     assert "<b>105 kW</b>" in text
     assert "drawn by 1 of 2 PDUs" in text
     assert "1 without data" in text
+
+
+def test_a_unit_shows_the_least_open_valve_of_its_connectors(site: Any) -> None:
+    site.answers["series"] = series_table("connector:c1.1", "coolant.valve_position")
+    assert NO_VALVE in shown(page(script))
+    snapshot._fetch_cached.clear()
+    valves = [("c1.1", 0.42), ("c1.2", 0.9)]
+    parts = [unit(f"connector:{n}", parents=["cdu:c1"], values={"coolant.valve_position": v}) for n, v in valves]
+    text = facility_of(site, unit("cdu:c1", values=cooling_values(328.5, 39.7, 3205.3)), *parts)
+    row = text[text.index(">CDU c1<") :].partition("</tr>")[0]
+    assert "42% open, <a" in row
+    assert "90% open" in text
+    assert NO_VALVE not in text
+    snapshot._fetch_cached.clear()
+    assert "Valve position" in shown(page(script, entity="connector:c1.1"))

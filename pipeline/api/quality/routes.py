@@ -28,6 +28,7 @@ from pipeline.api.quality.sources import find_problems, find_silent, read_report
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import Topology
+from pipeline.store.database import reserved_bytes
 from pipeline.store.devices import Devices
 
 quality_router = APIRouter(prefix="/api/v1/quality")
@@ -162,7 +163,7 @@ class VersionRow(Strict):
 
 
 class Disk(Strict):
-    """The disk of the store (bytes). minimum: kept free."""
+    """The disk of the store (bytes). minimum: kept free; below it only events are stored."""
 
     free: int
     total: int
@@ -372,4 +373,4 @@ def _read_disk(service: ApiContext) -> dict[str, int] | None:
         usage = shutil.disk_usage(store.path.parent)
     except OSError:
         return None
-    return {"free": usage.free, "total": usage.total, "minimum": store.free_bytes}
+    return {"free": usage.free, "total": usage.total, "minimum": reserved_bytes(store.free_bytes, usage.total)}

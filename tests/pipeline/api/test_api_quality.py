@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -15,10 +17,13 @@ from pipeline.api.quality.blind import BlindSpots
 from pipeline.api.quality.groups import group_problems
 from pipeline.api.quality.routes import Quality
 from pipeline.api.quality.sources import SourceProblem, find_problems
+from pipeline.api.server import create_app
+from pipeline.config.sections import Config
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import Topology
+from pipeline.store.database import reserved_bytes
 from pipeline.store.latest import CurrentValues
-from tests.pipeline.api.conftest import NOW, PARENTS, StoreBackend
+from tests.pipeline.api.conftest import NOW, PARENTS, InProcess, StoreBackend
 
 HOSTILE = '<b>n"1</b>: ☃'
 
@@ -236,3 +241,14 @@ def test_blind_spots_need_a_signal_that_others_have(backend: StoreBackend) -> No
     found = BlindSpots.read(backend.read_current, backend.devices, FleetNames(), detectors, NOW)
     assert found.find_blinded({"n1"}).detectors == ()  # no GPU of the fleet has it: the hardware lacks it
     assert PARENTS["node:n1"] == ("rack:r1",)
+
+
+def test_the_space_that_stays_free_is_at_most_a_twentieth_of_the_disk(backend, tmp_path) -> None:
+    store = replace(Config().store, path=tmp_path / "store.duckdb")
+    app = create_app(backend, replace(Config(), store=store), lambda: NOW)
+    with httpx.Client(transport=InProcess(app), base_url="http://127.0.0.1:8600") as client:
+        disk = client.get("/api/v1/quality").json()["disk"]
+    total = shutil.disk_usage(store.path.parent).total
+    assert (disk["total"], disk["minimum"]) == (total, min(store.free_bytes, total // 20))
+    assert reserved_bytes(1 << 40, 100) == 5
+    assert reserved_bytes(3, 100) == 3
