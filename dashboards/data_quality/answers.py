@@ -88,6 +88,17 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """How long the messages of a topic took from their newest reading to the store (s)."""
+
+    topic: str
+    messages: int
+    p50: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """Nodes that run a version."""
 
@@ -99,7 +110,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """GET /api/v1/quality. `disk`: free, total and minimum bytes."""
+    """GET /api/v1/quality. `disk`: free, total and minimum bytes. `lags`: None if the API does not report them."""
 
     as_of: int
     agents: Agents
@@ -114,6 +125,8 @@ class Quality:
     rejected_total: Mapping[str, int]
     versions: tuple[Version, ...]
     disk: Mapping[str, int] | None
+    lags: tuple[Lag, ...] | None
+    lag_window_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,8 @@ def parse_quality(table: Mapping[str, Any]) -> Quality:
             for v in require_list(table["versions"])
         ),
         disk=None if table["disk"] is None else {str(k): int(v) for k, v in table["disk"].items()},
+        lags=None if table.get("lags") is None else tuple(Lag(**row) for row in require_list(table["lags"])),
+        lag_window_s=float(table.get("lag_window_s") or 0.0),
     )
 
 

@@ -292,6 +292,23 @@ def waiting(quality: Quality) -> str:
     return f'<dl class="fp-facts">{"".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in body)}</dl>'
 
 
+def lags(quality: Quality) -> str:
+    """Returns how long messages took from the reading to the store, by topic."""
+    if quality.lags is None:
+        return '<p class="fp-empty">This API does not measure the lag of topics.</p>'
+    rows = [
+        (escape(one.topic), f"{one.messages:,}", seconds(one.p50), seconds(one.p99), seconds(one.longest))
+        for one in quality.lags
+    ]
+    empty = f"No message was stored in the last {age(quality.lag_window_s)}."
+    return linked.table(("Topic", "Messages", "p50", "p99", "Longest"), rows, empty, "Lag by topic", numbers=4)
+
+
+def seconds(value: float) -> str:
+    """Returns a lag: below 10 s with a decimal, from ten minutes on as an age."""
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 600 else age(value)
+
+
 def head_room(disk: Mapping[str, int]) -> int:
     """Returns the bytes that the store may still use before it keeps events only; 0 if it does so already."""
     return max(0, disk["free"] - disk["minimum"])

@@ -10,7 +10,7 @@ from dashboards.data_quality import explain, markup
 from dashboards.data_quality.answers import Quality, parse_destinations, parse_members, parse_quality
 from dashboards.routes import href
 from dashboards.views import parts
-from dashboards.words import amount
+from dashboards.words import age, amount
 
 PAGE_SIZE = 100
 """Sources of one row on a page. Chosen."""
@@ -41,6 +41,9 @@ def _body() -> None:
     _losses(quality)
     st.html(linked.anchor("waiting") + common.section("Waiting", "input, spools and space"))
     st.html(markup.waiting(quality))
+    note = f"from reading to store, messages of the last {age(quality.lag_window_s)}" if quality.lags else ""
+    st.html(common.section("Lag by topic", note))
+    st.html(markup.lags(quality))
     st.html(common.section("Versions", "software of the nodes against most of the fleet"))
     st.html(markup.versions(quality.versions))
     _destinations()

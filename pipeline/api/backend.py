@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
 import duckdb
 
 from pipeline.acts.board import Board
 from pipeline.incidents.audit import Outcome
+from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.records import Caller
 from pipeline.model.topology import Topology
 from pipeline.store.backup import Source
@@ -47,6 +48,7 @@ class SenderStates:
     intervals: node -> event time between its last two messages (us), 0 if unknown.
     clock_errors: node -> error of its clock (us, above 0: ahead), only wrong clocks.
     newer: nodes whose agent is newer than the pipeline, so that their messages wait in their spools.
+    lags: topic -> how long its messages took to the store, of the last minutes.
     """
 
     arrivals: Mapping[str, int]
@@ -54,6 +56,7 @@ class SenderStates:
     intervals: Mapping[str, int]
     clock_errors: Mapping[str, int]
     newer: tuple[str, ...]
+    lags: Mapping[str, TopicLag] = field(default_factory=dict)
 
 
 Calibrated = Literal["pin", "unpin", "rollback"]

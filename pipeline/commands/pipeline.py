@@ -312,7 +312,8 @@ class PipelineBackend:
         progress = ingest.progress
         arrivals = engine.decommissioned.keep_senders(progress.arrivals) if engine else progress.arrivals
         intervals = {node: ingest.senders.interval_of(node) for node in arrivals}
-        return SenderStates(arrivals, progress.nodes, intervals, progress.clock_errors, progress.newer)
+        lags = ingest.lags.summarize(self._service.clock())
+        return SenderStates(arrivals, progress.nodes, intervals, progress.clock_errors, progress.newer, lags)
 
     def _count_sources(self) -> Sources:
         ingest, engine = self._service.ingest, self._service.engine

@@ -33,6 +33,7 @@ from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
 from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_bytes, load_newer_letters
 from pipeline.ingest.senders import CatchUp, Senders
+from pipeline.ingest.topic_lag import TopicLags
 from pipeline.ingest.transaction import TransactionWrites
 from pipeline.model.errors import GapError, Offline, Retryable, WireError
 from pipeline.model.records import EVENTS, OTLP, SECOND, Event, EventBatch, Rows
@@ -129,7 +130,7 @@ class Ingest:
             self.tables = HotTables(database.connection)
         self.admission = admission or Admission(owners=load_owners(database))
         self._foreign, self._inventory = foreign or ForeignDecoder(), ForeignInventory()
-        self._agents, self.rejections = AgentPresence.load(database), Rejections()
+        self._agents, self.rejections, self.lags = AgentPresence.load(database), Rejections(), TopicLags()
         # rejected: dead letters by admission rule; of them those of other senders
         self.counters, self.rejected, self.foreign_rejected = Counter(FOREIGN_COUNTERS), Counter[str](), Counter[str]()
         self._queues, self._at_end = dict[Partition, deque[Item]](), dict[Partition, bool]()
@@ -460,6 +461,7 @@ class Ingest:
         self.foreign_rejected.update(writes.foreign_rejected)
         admitted = {item.body.layout.node for item in fresh if isinstance(item.body, wire.Body) and not item.is_letter}
         self.rejections.record_commit(writes.rejected_messages, admitted, self.senders.arrivals.keys(), writes.now)
+        self.lags.record(fresh, writes.now)
         for letter, _ in writes.letters:
             self.transport.send_dead_letter(letter.message, letter.reason)
         for item in fresh:

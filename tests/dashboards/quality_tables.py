@@ -150,6 +150,11 @@ def quality_table(**changes: Any) -> dict[str, Any]:
             },
             {"name": "nvidia_driver", "version": "580.95.05", "nodes": 64, "examples": ["node:n001"]},
         ],
+        "lags": [
+            {"topic": "events.v1", "messages": 12, "p50": 0.82, "p99": 2.31, "longest": 2.4},
+            {"topic": "telemetry.v1", "messages": 3840, "p50": 5.6, "p99": 74.0, "longest": 131.0},
+        ],
+        "lag_window_s": 300.0,
         "disk": {"free": 412_000_000_000, "total": 960_000_000_000, "minimum": 268_435_456},
         **changes,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -168,3 +169,19 @@ def test_the_space_of_the_store_is_counted_down_to_where_telemetry_is_no_longer_
 def test_the_space_of_a_disk_that_cannot_be_read_is_unknown(quality: Any) -> None:
     quality.answers["quality"] = quality_table(disk=None)
     assert "its disk cannot be read" in shown(page(script))
+
+
+def test_the_lag_of_each_topic_has_its_median_p99_and_number_of_messages(quality: Any) -> None:
+    text = shown(page(script))
+    table = text[text.index("<caption>Lag by topic") :].partition("</table>")[0]
+    row = table[table.index(">telemetry.v1<") :].partition("</tr>")[0]
+    assert re.findall(r"<span>([^<]*)</span>", row) == ["3,840", "5.6 s", "74 s", "131 s"]
+    assert "messages of the last 5 min" in text
+
+
+@pytest.mark.parametrize(
+    ("lags", "said"), [([], "No message was stored in the last 5 min."), (None, "does not measure the lag of topics")]
+)
+def test_a_topic_without_messages_has_no_lag_of_zero(quality: Any, lags: Any, said: str) -> None:
+    quality.answers["quality"] = quality_table(lags=lags)
+    assert said in shown(page(script))

@@ -26,6 +26,7 @@ from pipeline.api.quality.groups import MAX_GROUPS, ProblemGroup, find_rack, gro
 from pipeline.api.quality.losses import read_losses, read_versions
 from pipeline.api.quality.sources import find_problems, find_silent, read_reports
 from pipeline.api.service import ApiContext, get_context, json_response
+from pipeline.ingest.topic_lag import WINDOW
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import Topology
 from pipeline.store.database import reserved_bytes
@@ -170,6 +171,17 @@ class Disk(Strict):
     minimum: int
 
 
+class LagRow(Strict):
+    """How long messages of a topic took from their newest reading to the store, of those stored within `lag_window_s`
+    (s). longest: of all; the others: of an even sample."""
+
+    topic: str
+    messages: int
+    p50: float
+    p99: float
+    longest: float
+
+
 class Quality(Strict):
     """The answer of GET /api/v1/quality. late: class -> rows too late to be evaluated, since the start. rejected_total:
     rule -> messages rejected since the start. more: rows that are left out."""
@@ -186,6 +198,8 @@ class Quality(Strict):
     rejected: list[RejectedRow]
     rejected_total: dict[str, int]
     earlier: list[EarlierRow]
+    lags: list[LagRow]
+    lag_window_s: float
     versions: list[VersionRow]
     disk: Disk | None
 
@@ -240,6 +254,8 @@ def quality(request: Request) -> Response:
             "more": max(0, len(sources.rows) - MAX_GROUPS),
             "detectors": sources.detectors,
             **stored,
+            "lags": [{"topic": topic, **asdict(lag)} for topic, lag in service.backend.read_senders().lags.items()],
+            "lag_window_s": WINDOW / SECOND,
             "late": _by_label(counters, "fleetpulse_rows_late_total"),
             "rejected_total": _by_label(counters, "fleetpulse_ingest_rejected_total"),
             "versions": _remember_store(service, "versions", read_versions),

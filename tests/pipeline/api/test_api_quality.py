@@ -19,6 +19,7 @@ from pipeline.api.quality.routes import Quality
 from pipeline.api.quality.sources import SourceProblem, find_problems
 from pipeline.api.server import create_app
 from pipeline.config.sections import Config
+from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import Topology
 from pipeline.store.database import reserved_bytes
@@ -252,3 +253,12 @@ def test_the_space_that_stays_free_is_at_most_a_twentieth_of_the_disk(backend, t
     assert (disk["total"], disk["minimum"]) == (total, min(store.free_bytes, total // 20))
     assert reserved_bytes(1 << 40, 100) == 5
     assert reserved_bytes(3, 100) == 3
+
+
+def test_the_lag_of_topics_is_that_of_ingest_and_none_is_made_up(client, backend) -> None:
+    backend.senders = senders((), lags={"telemetry.v1": TopicLag(3840, 5.6, 74.0, 131.0)})
+    table = client.get("/api/v1/quality").json()
+    wanted = {"topic": "telemetry.v1", "messages": 3840, "p50": 5.6, "p99": 74.0, "longest": 131.0}
+    assert (table["lags"], table["lag_window_s"]) == ([wanted], 300.0)
+    backend.senders = senders(())
+    assert client.get("/api/v1/quality").json()["lags"] == []
