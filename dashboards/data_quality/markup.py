@@ -47,7 +47,6 @@ def overview(quality: Quality) -> str:
     ages = "no telemetry" if agents.age_p50 is None else f"newest data p50 {age(agents.age_p50)} old"
     if agents.age_p99 is not None:
         ages += f", p99 {age(agents.age_p99)}"
-    lag = quality.backlog.lag_s
     return linked.tiles(
         (
             linked.tile(
@@ -69,16 +68,16 @@ def overview(quality: Quality) -> str:
                 _tone(rejected, "watch"),
                 "#rejected",
             ),
-            linked.tile(
-                "unknown" if lag is None else age(lag),
-                "lag of the pipeline",
-                _backlog(quality),
-                _tone(int(quality.backlog.backlog or quality.backlog.stalled), "degraded"),
-                "#waiting",
-            ),
+            _lag_tile(quality),
             _room_tile(quality.disk),
         )
     )
+
+
+def _lag_tile(quality: Quality) -> str:
+    lag, tone = quality.backlog.lag_s, _tone(int(quality.backlog.backlog or quality.backlog.stalled), "degraded")
+    text = "unknown" if lag is None else age(lag)
+    return linked.tile(text, "lag of the pipeline", _backlog(quality), tone, "#waiting")
 
 
 def _kinds(problems: Sequence[Problem]) -> str:
