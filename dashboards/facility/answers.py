@@ -35,6 +35,36 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Balance:
+    """How evenly the power of a PDU is drawn: over phases, and over the feeds of the same racks. None: not known."""
+
+    phases: float | None
+    circuit: str | None
+    share: float | None
+    feeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenNode:
+    """A node whose power supplies share its load unevenly. excess: of `supply` over their mean.  loads: W."""
+
+    node: str
+    supply: str
+    excess: float
+    loads: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Supplies:
+    """The load of the power supplies of nodes: nodes where it is known, where it is uneven, and the worst."""
+
+    nodes: int
+    uneven: int
+    limit: float
+    worst: tuple[UnevenNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """One unit of cooling or power."""
 
@@ -51,6 +81,7 @@ class Unit:
     nodes: Hanging
     jobs: Hanging
     throttle: Prediction | None
+    balance: Balance | None
 
     def number(self, signal: str) -> float | None:
         """Returns a measured value, None without one."""
@@ -60,7 +91,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Facility:
-    """Units, the worst first; counts: kind -> state -> number."""
+    """Units, the worst first; counts: kind -> state -> number. supplies: None if the API does not compare them."""
 
     as_of: int
     units: tuple[Unit, ...]
@@ -68,6 +99,7 @@ class Facility:
     counts: Mapping[str, Mapping[str, int]]
     window_s: float
     point_s: float
+    supplies: Supplies | None
 
 
 def parse_facility(table: Mapping[str, Any]) -> Facility:
@@ -79,7 +111,20 @@ def parse_facility(table: Mapping[str, Any]) -> Facility:
         counts={str(k): {str(s): int(n) for s, n in c.items()} for k, c in table["counts"].items()},
         window_s=float(table["window_s"]),
         point_s=float(table["point_s"]),
+        supplies=_supplies(table.get("supplies")),
     )
+
+
+def _supplies(row: Mapping[str, Any] | None) -> Supplies | None:
+    if row is None:
+        return None
+    worst = tuple(
+        UnevenNode(
+            str(w["node"]), str(w["supply"]), float(w["excess"]), {str(k): float(v) for k, v in w["loads"].items()}
+        )
+        for w in require_list(row["worst"])
+    )
+    return Supplies(int(row["nodes"]), int(row["uneven"]), float(row["limit"]), worst)
 
 
 def _unit(row: Mapping[str, Any]) -> Unit:
@@ -97,6 +142,7 @@ def _unit(row: Mapping[str, Any]) -> Unit:
         nodes=_hanging(row["below"]["nodes"]),
         jobs=_hanging(row["below"]["jobs"]),
         throttle=None if row["throttle"] is None else Prediction(**row["throttle"]),
+        balance=None if row.get("balance") is None else Balance(**row["balance"]),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from dashboards import linked
+from dashboards.facility import balance
 from dashboards.facility.answers import Facility, Hanging, Prediction, Unit
 from dashboards.links import as_markup, entity_link, incident_link
 from dashboards.markup import badge, simulated_badge
@@ -22,6 +23,10 @@ NO_VALVE = "No connector reports the position of its valve (CoolantConnector Val
 _COOLING_HEAD: tuple[str, ...] = (
     *("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Valve", "Supplies"),
     "Incidents",
+)
+NO_BALANCE = (
+    '<p class="fp-empty">No PDU reports the currents of its phases, and no two supply the same racks: their balance is '
+    "not known.</p>"
 )
 SOON = 60.0
 """Minutes to throttling from which it is urgent. Chosen: a technician's way."""
@@ -306,7 +311,7 @@ def _incidents(unit: Unit) -> str:
 
 def power(units: Sequence[Unit]) -> str:
     """Returns the table of power units."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for u in units[:MAX_ROWS]:
         share, limit = load(u)
         words = [f"{signal_name(n)}: {u.values[n]}" for n in u.abnormal]
@@ -316,13 +321,17 @@ def power(units: Sequence[Unit]) -> str:
                 _watts(u.number("power.draw")),
                 (f"{_bar(share)} " if share is not None else "") + f'<span class="fp-unknown">{escape(limit)}</span>',
                 _value(u.number("power.voltage"), "V"),
+                balance.cell(u.balance),
                 " ".join(badge(word.upper(), "degraded") for word in words) or "normal",
                 hangs(u),
                 _incidents(u),
             )
         )
-    head = ("Unit", "Draw", "Of its limit", "Voltage", "Status", "Supplies", "Incidents")
-    return linked.table(head, rows, "No PDU or power shelf is known: no BMC of one is read.", "Power units")
+    head: tuple[str, ...] = ("Unit", "Draw", "Of its limit", "Voltage", "Balance", "Status", "Supplies", "Incidents")
+    at, note = head.index("Balance"), ""
+    if rows and not any(row[at] for row in rows):
+        head, rows, note = _without(head, at), [_without(row, at) for row in rows], NO_BALANCE
+    return linked.table(head, rows, "No PDU or power shelf is known: no BMC of one is read.", "Power units") + note
 
 
 def _bar(share: float) -> str:

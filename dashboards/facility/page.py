@@ -8,7 +8,7 @@ from dashboards import linked, links, snapshot
 from dashboards import markup as common
 from dashboards.answers import parse_series
 from dashboards.evidence import TIME_GRID
-from dashboards.facility import charts, markup
+from dashboards.facility import balance, charts, markup
 from dashboards.facility.answers import Facility, Unit, parse_facility
 from dashboards.routes import FACILITY_KINDS, href
 from dashboards.theme import PALETTES
@@ -51,6 +51,8 @@ def _all() -> None:
     st.html(markup.cooling(cooling))
     st.html(linked.anchor("power") + common.section("Power", _note(power)))
     st.html(markup.power(power))
+    st.html(common.section("Power supplies", "load of the supplies of each node"))
+    st.html(balance.supplies(facility.supplies))
     st.html(linked.anchor("leaks") + common.section("Leak detectors"))
     st.html(markup.leaks([u for u in facility.units if u.kind == "leak_detector"]))
     if facility.more:

@@ -29,6 +29,7 @@ def unit(entity: str, state: str = "ok", racks: int = 2, **changes: Any) -> dict
         "incidents": [],
         "below": {"racks": names("rack", racks), "nodes": names("node", racks * 16), "jobs": names("job", 1)},
         "throttle": None,
+        "balance": None,
         **changes,
     }
 
@@ -92,7 +93,14 @@ def facility_table(found: list[dict[str, Any]] | None = None, **changes: Any) ->
         of_kind = counts.setdefault(one["kind"], {})
         of_kind[one["state"]] = of_kind.get(one["state"], 0) + 1
     own = {"as_of": iso(NOW), "units": listed, "more": 0, "counts": counts, "window_s": 600.0, "point_s": 30.0}
-    return {**own, **changes}
+    return {**own, "supplies": supplies(), **changes}
+
+
+def supplies() -> dict[str, Any]:
+    """Returns the supplies of 64 nodes, of which one lost a supply."""
+    loads = {f"psu:n042.{i}": 0.0 if i == 2 else 1600.0 for i in range(4)}
+    worst = {"node": "node:n042", "supply": "psu:n042.0", "excess": 1 / 3, "loads": loads}
+    return {"nodes": 64, "uneven": 1, "limit": 0.2, "worst": [worst]}
 
 
 def answers() -> dict[str, Any]:

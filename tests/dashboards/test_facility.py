@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -161,3 +162,40 @@ def test_a_unit_shows_the_least_open_valve_of_its_connectors(site: Any) -> None:
     assert NO_VALVE not in text
     snapshot._fetch_cached.clear()
     assert "Valve position" in shown(page(script, entity="connector:c1.1"))
+
+
+def test_pdus_show_the_balance_of_their_phases_and_feeds(site: Any) -> None:
+    assert "their balance is not known" in shown(page(script))
+    snapshot._fetch_cached.clear()
+    balances = [
+        {"phases": 0.04, "circuit": "circuit:p1.m1", "share": 0.51, "feeds": 2},
+        {"phases": 0.31, "circuit": "circuit:p2.m1", "share": 0.8, "feeds": 2},
+    ]
+    text = facility_of(site, *(unit(f"pdu:p{i}", balance=b) for i, b in enumerate(balances, 1)), unit("pdu:p3"))
+    assert "phases 4% off (<a" in text
+    assert "51% of 2 feeds" in text
+    assert "PHASES 31% OFF" in text
+    assert "80% OF 2 FEEDS" in text
+    assert "their balance is not known" not in text
+
+
+def test_nodes_with_uneven_supplies_are_listed_and_the_others_counted(site: Any) -> None:
+    text = shown(page(script))
+    assert "63 of 64 nodes share the load evenly: no supply is more than 20% above the mean" in text
+    table = text[text.index("<caption>Nodes with uneven") :].partition("</table>")[0]
+    assert re.findall(r">([^<>]+)</(?:a|span)></?", table)[-2:] == ["33%", "1,600 W, 1,600 W, 0 W, 1,600 W"]
+    assert 'href="node?entity=node%3An042"' in table
+
+
+@pytest.mark.parametrize(
+    ("supplies", "said"),
+    [
+        (None, "does not compare the supplies"),
+        ({"nodes": 0, "uneven": 0, "limit": 0.2, "worst": []}, "No node reports the load of two power supplies"),
+    ],
+)
+def test_supplies_that_are_not_read_are_not_called_even(site: Any, supplies: Any, said: str) -> None:
+    site.answers["facility"] = facility_table(supplies=supplies)
+    text = shown(page(script))
+    assert said in text
+    assert "evenly" not in text

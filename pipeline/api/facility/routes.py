@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pipeline.api.facility.balance import SUPPLY_COLUMNS, add_balance, find_uneven_supplies
 from pipeline.api.facility.prediction import BUCKET, COLUMNS, WINDOW, find_margins, predict, read_temperatures
 from pipeline.api.facility.units import KINDS, LISTED, find_below, list_units
 from pipeline.api.models import Time
@@ -63,6 +64,40 @@ class Prediction(Strict):
     reason: str
 
 
+class Balance(Strict):
+    """How evenly the power of a PDU is drawn.
+
+    phases: deviation of a phase's current from the mean of all, as a share of it, in the worst `circuit`.  share: of
+    the power of all `feeds` PDUs that supply the same racks. Each is null if it is not measured, or there is nothing
+    to compare with.
+    """
+
+    phases: float | None
+    circuit: str | None
+    share: float | None
+    feeds: int
+
+
+class UnevenNode(Strict):
+    """A node whose power supplies share its load unevenly. supply: the one with the most, `excess` above their mean.
+    loads: supply -> W."""
+
+    node: str
+    supply: str
+    excess: float
+    loads: dict[str, float]
+
+
+class Supplies(Strict):
+    """The load of the power supplies of nodes. nodes: those with two or more that report it.  uneven: those with a
+    supply more than `limit` above the mean of its node; `worst` names at most 10."""
+
+    nodes: int
+    uneven: int
+    limit: float
+    worst: list[UnevenNode]
+
+
 class Unit(Strict):
     """One unit. values: signal -> current value, states in words.  abnormal: signals whose state is not normal."""
 
@@ -77,6 +112,7 @@ class Unit(Strict):
     incidents: list[str]
     below: Hanging
     throttle: Prediction | None
+    balance: Balance | None
 
 
 class Facility(Strict):
@@ -89,6 +125,7 @@ class Facility(Strict):
     units: list[Unit]
     more: int
     counts: dict[str, dict[str, int]]
+    supplies: Supplies
     window_s: float
     point_s: float
 
@@ -125,6 +162,7 @@ def facility(
             "units": ordered[:limit],
             "more": max(0, len(ordered) - limit),
             "counts": counts,
+            "supplies": service.remember("facility supplies", service.now() // KEPT, lambda: _find_supplies(service)),
             "window_s": WINDOW / SECOND,
             "point_s": BUCKET / SECOND,
         }
@@ -143,6 +181,7 @@ def _find_units(service: ApiContext) -> list[dict[str, Any]]:
     below = service.remember("facility below", topology.parents, lambda: find_below(topology))
     incidents = service.remember("facility incidents", backend.read_revision(), lambda: _list_open(service))
     units = list_units(backend.read_current, backend.devices, topology, below, incidents, now)
+    add_balance(units, topology)
     margins = find_margins(backend.read_current("gpu", COLUMNS), backend.devices, topology, now)
     gpus = sorted({margin.gpu for found in margins.values() for margin in found})
     lines = service.remember(
@@ -154,6 +193,12 @@ def _find_units(service: ApiContext) -> list[dict[str, Any]]:
         known = margins.get(unit["entity"])
         unit["throttle"] = None if known is None else predict(known, lines)
     return units
+
+
+def _find_supplies(service: ApiContext) -> dict[str, Any]:
+    backend = service.backend
+    current = backend.read_current("psu", SUPPLY_COLUMNS)
+    return find_uneven_supplies(current, backend.devices, service.topology_copy.get(), service.now())
 
 
 _OPEN = "SELECT id, severity, cause, members FROM incidents WHERE state <> 'resolved' ORDER BY opened, id"

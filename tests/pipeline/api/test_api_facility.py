@@ -12,6 +12,7 @@ import pytest
 from pipeline.api.facility.prediction import Margin, fit_rate, predict
 from pipeline.api.facility.routes import Facility
 from pipeline.api.facility.units import find_below
+from pipeline.model.signals.signal import HEALTH
 from pipeline.model.topology import Topology
 from tests.pipeline.api.conftest import CLOCKS, NOW, StoreBackend
 from tests.pipeline.api.test_api_quality import add_device
@@ -134,3 +135,52 @@ def test_what_hangs_on_the_units_of_a_large_fleet_is_found_quickly() -> None:
     found = find_below(topology)
     assert (len(found["cdu:c0"].nodes), len(found["pdu:p0"].nodes)) == (144, 18)
     assert time.process_time() - begun < 2.0
+
+
+def balance_of(client, **query: str) -> dict[str, Any]:
+    return {name: unit["balance"] for name, unit in units_of(client, **query).items()}
+
+
+def test_the_phases_of_a_pdu_are_those_of_its_worst_circuit(client, backend) -> None:
+    backend.topology.parents["circuit:p1.m1"] = backend.topology.parents["circuit:p1.m2"] = ("pdu:p1",)
+    add_device(backend, "power", 0, "pdu:p1", "row1", draw=9000.0)
+    lines = {"current_line1": 30.0, "current_line2": 20.0, "current_line3": 10.0}
+    add_device(backend, "power", 1, "circuit:p1.m1", "row1", **lines)
+    add_device(backend, "power", 2, "circuit:p1.m2", "row1", current_unbalance=0.07)
+    add_device(backend, "power", 3, "pdu:p2", "row1", current_line1=30.0, current_line2=20.0)
+    wanted = {"phases": 0.5, "circuit": "circuit:p1.m1", "share": None, "feeds": 1}
+    found = balance_of(client)
+    assert found["pdu:p1"] == wanted
+    assert found["pdu:p2"] is None  # the third line is not read
+
+
+def test_pdus_that_supply_the_same_racks_have_shares_of_their_power(client, backend) -> None:
+    backend.topology.parents["rack:r1"] = (*backend.topology.parents.get("rack:r1", ()), "pdu:a", "pdu:b")
+    add_device(backend, "power", 0, "pdu:a", "row1", draw=6000.0)
+    add_device(backend, "power", 1, "pdu:b", "row1", draw=2000.0)
+    shares = {name: row["share"] for name, row in balance_of(client).items() if row}
+    assert shares == {"pdu:a": 0.75, "pdu:b": 0.25}
+
+
+def test_a_feed_without_data_leaves_the_share_unknown(client, backend) -> None:
+    backend.topology.parents["rack:r1"] = (*backend.topology.parents.get("rack:r1", ()), "pdu:a", "pdu:b")
+    add_device(backend, "power", 0, "pdu:a", "row1", draw=6000.0)
+    assert balance_of(client)["pdu:a"] is None
+
+
+def test_supplies_that_share_unevenly_are_found_and_spares_do_not_count(client, backend) -> None:
+    loads = {"n1": (1500.0, 1500.0, 0.0, 0.0), "n2": (900.0, 1000.0, 1000.0, 0.0)}
+    lost, standby = HEALTH.index("critical"), HEALTH.index("standby")
+    states = {"n1": (0, 0, lost, standby), "n2": (0, 0, 0, standby)}
+    for number, (node, supply) in enumerate((node, i) for node in loads for i in range(4)):
+        backend.topology.parents[f"psu:{node}.{supply}"] = (f"node:{node}",)
+        own = {"output_power": loads[node][supply], "status": states[node][supply]}
+        add_device(backend, "psu", number, f"psu:{node}.{supply}", node, **own)
+    found = client.get("/api/v1/facility").json()["supplies"]
+    assert (found["nodes"], found["uneven"], found["limit"]) == (2, 1, 0.2)
+    wanted = {"psu:n1.0": 1500.0, "psu:n1.1": 1500.0, "psu:n1.2": 0.0}
+    assert found["worst"] == [{"node": "node:n1", "supply": "psu:n1.0", "excess": 0.5, "loads": wanted}]
+
+
+def test_no_supplies_are_no_even_ones(client) -> None:
+    assert client.get("/api/v1/facility").json()["supplies"]["nodes"] == 0
