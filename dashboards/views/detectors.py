@@ -129,8 +129,23 @@ def detection_text(incidents: Sequence[Incident]) -> str:
 
 
 def parse_budgets(table: Mapping[str, Any]) -> dict[str, str]:
-    """Parses GET /api/v1/budget: detector -> its page budget in words."""
-    return {str(row["detector"]): _budget_text(row) for row in require_list(table["budgets"])}
+    """Parses GET /api/v1/budget: detector -> its pages and page budget in words."""
+    node_days, days = table.get("node_days"), table.get("days")
+    return {
+        str(row["detector"]): ", ".join(filter(None, (_rate_text(row, node_days, days), _budget_text(row))))
+        for row in require_list(table["budgets"])
+    }
+
+
+def _rate_text(row: Mapping[str, Any], node_days: float | None, days: float | None) -> str:
+    """Returns the pages of a detector per 1,000 node-days; empty from an API that does not count them."""
+    if row.get("pages") is None or days is None:
+        return ""
+    pages = amount(int(row["pages"]), "page", "pages")
+    if not node_days:
+        return f"{pages}, per node-day not known before a day has passed"
+    rate = quantity(1000 * int(row["pages"]) / node_days)
+    return f"{rate} pages per 1,000 node-days ({pages} in {days:g} d)"
 
 
 def _budget_text(row: Mapping[str, Any]) -> str:

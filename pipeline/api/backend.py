@@ -179,7 +179,7 @@ class Backend(Protocol):
         ...
 
     def list_budgets(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the page budget of each detector, in the form of `models.PageBudget`."""
+        """Returns the page budget of each detector, in the form of `PageBudget` of the API without its pages."""
         ...
 
     def reset_budget(self, detector: str, user: str) -> Sequence[Mapping[str, Any]]:

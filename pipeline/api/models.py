@@ -150,28 +150,6 @@ class CalibrationChange(Strict):
     version: int | None = Field(None, ge=1)
 
 
-class PageBudget(Strict):
-    """The page budget of a detector.
-
-    budget: wrong pages per 1,000 node-days.   allowed: of those in the window.   wrong_pages: counted in it.
-    lowered: its pages are tickets now.   exempt: it reports logged facts, and is never lowered.
-    """
-
-    detector: str
-    family: str
-    budget: float
-    allowed: float
-    wrong_pages: int
-    exempt: bool
-    lowered: bool
-
-
-class PageBudgets(Strict):
-    """The page budgets of all detectors."""
-
-    budgets: list[PageBudget]
-
-
 class NodeReason(Strict):
     """Why a node is taken out of service."""
 

@@ -317,20 +317,6 @@ def detectors(request: Request) -> Response:
     return json_response({"detectors": backend.list_detectors(), "modes": backend.list_modes()})
 
 
-@mute_router.get("/budget", response_model=models.PageBudgets)
-def budget(request: Request) -> Response:
-    """Page budgets: how many wrong pages each detector had in the window, and which are lowered to tickets."""
-    return json_response({"budgets": get_context(request).backend.list_budgets()})
-
-
-@mute_router.post("/budget/{detector}/reset", response_model=models.PageBudgets)
-def reset_budget(request: Request, detector: str) -> Response:
-    """Forgets the wrong pages of a detector until now, so that it pages again."""
-    return json_response(
-        {"budgets": get_context(request).backend.reset_budget(detector, cast(str, request.scope[USER]))}
-    )
-
-
 Version = Annotated[int | None, Query(ge=1, description="number of a version")]
 
 

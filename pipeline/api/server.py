@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from pipeline.api import problem, tokens
 from pipeline.api.act_routes import act_router
 from pipeline.api.backend import Backend
+from pipeline.api.budget_routes import budget_router
 from pipeline.api.device_routes import device_router
 from pipeline.api.facility.routes import facility_router
 from pipeline.api.guard import Guard
@@ -83,6 +84,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         operation_router,
         people_router,
         quality_router,
+        budget_router,
         topology_router,
         job_router,
         act_router,

@@ -11,6 +11,8 @@ from pipeline.incidents.desk import ACTOR
 from pipeline.judging.page_budget import LOGGED, family_of
 from pipeline.model.records import SECOND, Incident
 
+WATCHED_SINCE = "watched_since"
+"""Row of `meta` with the time (UTC us) since which pages are counted."""
 _DAY = 86_400 * SECOND
 
 
@@ -46,9 +48,8 @@ def count_wrong_pages(
     connection: duckdb.DuckDBPyConnection, now: int, days: float, resets: Mapping[str, int]
 ) -> tuple[dict[str, int], float]:
     """Returns the wrong pages of each detector in the window, and its node-days; since a reset of the detector."""
-    key = "watched_since"
-    connection.execute("INSERT OR IGNORE INTO meta VALUES ($1, $2)", [key, str(now)])
-    since = connection.execute("SELECT value FROM meta WHERE key = $1", [key]).fetchone()
+    connection.execute("INSERT OR IGNORE INTO meta VALUES ($1, $2)", [WATCHED_SINCE, str(now)])
+    since = connection.execute("SELECT value FROM meta WHERE key = $1", [WATCHED_SINCE]).fetchone()
     nodes = connection.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
     assert since is not None
     seen = min(max((now - int(since[0])) / _DAY, 1.0), days)

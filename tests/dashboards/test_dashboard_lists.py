@@ -15,7 +15,7 @@ from dashboards.incident_list.component import list_rows
 from dashboards.list_query import ListQuery, parse_query
 from dashboards.people_answers import parse_audit, parse_silence, write_matcher
 from dashboards.views import audit, handover, incidents, silences
-from dashboards.views.detectors import detection_text, precision_text
+from dashboards.views.detectors import detection_text, parse_budgets, precision_text
 from detectors.base.budget import budget_line
 from detectors.base.streams import Channel
 from detectors.heat.coolant import loop_budget_line
@@ -285,3 +285,22 @@ BUDGETS = [
 def test_a_false_alarm_budget_is_said_in_times_not_in_ticks(line: str, said: str) -> None:
     assert re.search(said, plain_budget(line)), plain_budget(line)
     assert "tick" not in plain_budget(line)
+
+
+BUDGET = {"detector": "straggler", "exempt": False, "allowed": 3.0, "wrong_pages": 1, "lowered": False}
+USED, EARLY = "1 of 3 wrong pages used", "per node-day not known before a day has passed"
+
+
+@pytest.mark.parametrize(
+    ("more", "table", "said"),
+    [
+        ({"pages": 2}, {"days": 30.0, "node_days": 4000.0}, f"0.5 pages per 1,000 node-days (2 pages in 30 d), {USED}"),
+        ({"pages": 0}, {"days": 30.0, "node_days": 4000.0}, f"0 pages per 1,000 node-days (0 pages in 30 d), {USED}"),
+        ({"pages": 1}, {"days": 30.0, "node_days": None}, f"1 page, {EARLY}, {USED}"),
+        ({}, {}, USED),
+    ],
+)
+def test_pages_of_a_detector_are_per_node_day_and_beside_its_budget(
+    more: dict[str, Any], table: dict[str, Any], said: str
+) -> None:
+    assert parse_budgets({"budgets": [BUDGET | more], **table}) == {"straggler": said}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import pytest
 
 import fleetpulse
 from pipeline.api import models
+from pipeline.api.budget_routes import PageBudgets
+from pipeline.api.page_rates import count_pages
 from pipeline.api.server import create_app, start_server
-from pipeline.config.sections import Api, Config
+from pipeline.config.sections import Api, Budget, Config
 from pipeline.incidents import calibrations
+from pipeline.model.records import SECOND
+from tests.pipeline.api.conftest import NOW
 
 PATH = "/api/v1/calibration"
 Call = Callable[..., tuple[int, str, str]]
@@ -99,11 +104,37 @@ def test_the_command_shows_exports_pins_and_lists(command: Call, version: int, t
 
 def test_budgets_are_listed_and_a_lowered_detector_is_reset(client: httpx.Client, backend: Any) -> None:
     backend.budget.review({"straggler": 9}, 1000.0, 0)
-    found = models.PageBudgets.model_validate(client.get("/api/v1/budget").json()).budgets
+    found = PageBudgets.model_validate(client.get("/api/v1/budget").json()).budgets
     assert [(b.detector, b.wrong_pages, b.lowered, b.exempt) for b in found] == [
         ("straggler", 9, True, False),
         ("xid", 0, False, True),
     ]
     answer = client.post("/api/v1/budget/straggler/reset", json={})
-    assert not any(b.lowered for b in models.PageBudgets.model_validate(answer.json()).budgets)
+    assert not any(b.lowered for b in PageBudgets.model_validate(answer.json()).budgets)
     assert client.post("/api/v1/budget/stragler/reset", json={}).status_code == 400
+
+
+def test_pages_are_counted_with_the_node_days_of_the_window(
+    client: httpx.Client, backend: Any, open_incident: Any
+) -> None:
+    """Three nodes sent in the last four days; a ticket and a page before the window do not count."""
+    for name, severity in (("A1", "page"), ("A2", "page"), ("A3", "ticket")):
+        open_incident(name, "gpu:n1.0", severity)
+    assert client.get("/api/v1/budget").json()["node_days"] is None  # not watched for a day yet
+    with backend.database.transaction() as connection:
+        connection.execute("INSERT INTO meta VALUES ('watched_since', ?)", [str(NOW - 4 * 86_400 * SECOND)])
+        [(nodes,)] = connection.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchall()
+    open_incident("A4", "gpu:n1.1")
+    with backend.database.transaction() as connection:
+        early = NOW - int(Budget().days + 1) * 86_400 * SECOND
+        connection.execute("UPDATE incidents SET opened = make_timestamptz(?) WHERE id = 'A1'", [early])
+    with closing(backend.cursor()) as cursor:
+        assert count_pages(cursor, NOW, Budget().days) == ({"straggler": 2}, 4.0 * nodes)
+        assert count_pages(cursor, NOW, 2.0) == ({"straggler": 2}, 2.0 * nodes)
+
+
+def test_each_budget_has_the_pages_of_its_detector(client: httpx.Client, open_incident: Any) -> None:
+    open_incident("A1", "gpu:n1.0")
+    found = PageBudgets.model_validate(client.get("/api/v1/budget").json())
+    assert {row.detector: row.pages for row in found.budgets} == {"straggler": 1, "xid": 0}
+    assert found.days == Budget().days

@@ -1,0 +1,26 @@
+"""Pages of each detector and the node-days in which they were sent: from the store."""
+
+from __future__ import annotations
+
+import duckdb
+
+from pipeline.incidents.wrong_pages import WATCHED_SINCE
+from pipeline.model.records import SECOND
+
+_DAY = 86_400 * SECOND
+_PAGES = """SELECT detector, count(*) FROM incidents WHERE severity = 'page' AND opened > make_timestamptz($1::BIGINT)
+            GROUP BY detector"""
+
+
+def count_pages(cursor: duckdb.DuckDBPyConnection, now: int, days: float) -> tuple[dict[str, int], float | None]:
+    """Returns detector -> incidents with a page that opened in the last `days`, and the node-days of these days; None
+    until the store has watched a day.
+
+    Nodes are those known now; a shorter time counts if the store has not watched as long.
+    """
+    since = cursor.execute("SELECT value FROM meta WHERE key = $1", [WATCHED_SINCE]).fetchone()
+    nodes = cursor.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
+    counted = cursor.execute(_PAGES, [now - int(days * _DAY)]).fetchall()
+    seen = 0.0 if since is None else min((now - int(since[0])) / _DAY, days)
+    node_days = (int(nodes[0]) if nodes else 0) * seen
+    return {str(name): int(number) for name, number in counted}, node_days if seen >= 1 and node_days else None
