@@ -110,7 +110,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """GET /api/v1/quality. `disk`: free, total and minimum bytes. `lags`: None if the API does not report them."""
+    """GET /api/v1/quality. `disk`: free, total and minimum bytes. `lags`, `duplicates`: None if the API does not
+    report them."""
 
     as_of: int
     agents: Agents
@@ -123,6 +124,7 @@ class Quality:
     late: Mapping[str, int]
     rejected: tuple[Loss, ...]
     rejected_total: Mapping[str, int]
+    duplicates: int | None
     versions: tuple[Version, ...]
     disk: Mapping[str, int] | None
     lags: tuple[Lag, ...] | None
@@ -179,6 +181,7 @@ def parse_quality(table: Mapping[str, Any]) -> Quality:
         late={str(k): int(v) for k, v in table["late"].items()},
         rejected=tuple(_rejected(row) for row in require_list(table["rejected"])),
         rejected_total={str(k): int(v) for k, v in table["rejected_total"].items()},
+        duplicates=None if table.get("duplicates") is None else int(table["duplicates"]),
         versions=tuple(
             Version(str(v["name"]), str(v["version"]), int(v["nodes"]), _texts(v["examples"]))
             for v in require_list(table["versions"])

@@ -223,7 +223,14 @@ def rejected(quality: Quality, now: int) -> str:
     head = ("Rule", "Newest reason", "Sender", "Newest", "Kept")
     text = linked.table(head, rows, "No rejected message is kept.", "Rejected messages", numbers=1)
     counted = [f"{rule} {number:,}" for rule, number in sorted(quality.rejected_total.items(), key=lambda p: -p[1])]
-    return text + (chips(counted) if counted else "")
+    return text + (chips(counted) if counted else "") + _duplicates(quality.duplicates)
+
+
+def _duplicates(number: int | None) -> str:
+    if number is None:
+        return ""
+    came = f"{amount(number, 'message', 'messages')} arrived again" if number else "No message arrived again"
+    return f'<p class="fp-empty">{came} since the start{"; each is stored once" if number else ""}.</p>'
 
 
 def late(quality: Quality) -> str:

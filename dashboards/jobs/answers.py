@@ -47,7 +47,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """An incident that reached a job."""
+    """An incident that reached a job. detector: empty from an API that does not name it."""
 
     id: str
     summary: str
@@ -58,6 +58,7 @@ class Harm:
     slowdown: float | None
     basis: str
     lost_gpu_hours: float
+    detector: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,11 @@ def parse_job(table: Mapping[str, Any]) -> JobDetail:
 
 
 def _harm(row: Mapping[str, Any]) -> Harm:
-    given = {name: row[name] for name in Harm.__slots__}
-    return Harm(**{**given, "onset": from_iso(row["onset"]), "resolved": parse_time(row["resolved"])})
+    given = {name: row[name] for name in Harm.__slots__ if name != "detector"}
+    detector = str(row.get("detector") or "")
+    return Harm(
+        **{**given, "detector": detector, "onset": from_iso(row["onset"]), "resolved": parse_time(row["resolved"])}
+    )
 
 
 def parse_strip(table: Mapping[str, Any]) -> Strip:

@@ -12,6 +12,7 @@ import altair as alt
 from dashboards import linked, links
 from dashboards.answers import Node, TimelineItem
 from dashboards.evidence import time_tooltip
+from dashboards.jobs import checkpoints
 from dashboards.jobs.answers import Harm, Job, JobDetail, Pace, Strip
 from dashboards.links import Link, as_markup, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF, TONES, badge, simulated_badge
@@ -198,7 +199,6 @@ def job_headline(job: Job, strip: Strip | None) -> str:
 def job_tiles(job: Job, harms: Sequence[Harm], now: int) -> str:
     """Returns step time, slowdown, loss, and the age of the last step and checkpoint."""
     open_ = [h for h in harms if h.resolved is None]
-    unsafe = "none known" if job.checkpoint is None else age((now - job.checkpoint) / SECOND)
     return linked.tiles(
         (
             linked.tile(seconds(job.step_time), "per step", f"usually {seconds(job.usual_step_time)}", "none", "#pace"),
@@ -219,7 +219,7 @@ def job_tiles(job: Job, harms: Sequence[Harm], now: int) -> str:
                 "critical" if job.state == "hanging" else "none",
                 "#pace",
             ),
-            linked.tile(unsafe, "since the last checkpoint", "work that a restart repeats", "none", "#events"),
+            checkpoints.tile(job, harms, now),
             linked.tile(f"{job.gpus:,}", "GPUs", amount(job.node_count, "node", "nodes"), "none", "#nodes"),
         )
     )

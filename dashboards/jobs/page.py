@@ -9,7 +9,7 @@ import streamlit as st
 from dashboards import linked, routes, snapshot
 from dashboards import markup as common
 from dashboards.evidence import TIME_GRID
-from dashboards.jobs import markup
+from dashboards.jobs import checkpoints, markup
 from dashboards.jobs.answers import Job, JobDetail, JobList, Strip, parse_job, parse_jobs, parse_strip
 from dashboards.rank_strip.component import rank_strip
 from dashboards.snapshot import CachedAnswer
@@ -117,6 +117,8 @@ def _details(
 ) -> None:
     job, now = detail.job, answer.fetched
     st.html(markup.job_tiles(job, detail.harmed_by, now))
+    if text := checkpoints.warning(job, detail.harmed_by, now):
+        st.html(text)
     if strip is not None:
         _draw_strip(entity, job, strip)
     st.html(linked.anchor("harm") + common.section("Incidents", "what reached this job, and what that cost it"))

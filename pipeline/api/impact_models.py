@@ -128,6 +128,7 @@ class JobIncident(Strict):
     """An incident that reached a job, open or resolved."""
 
     id: str
+    detector: str
     summary: str
     severity: Literal["watch", "ticket", "page"]
     onset: Time

@@ -266,7 +266,7 @@ def list_job_incidents(cursor: duckdb.DuckDBPyConnection, job: str, most: int = 
     """Returns the incidents that reached a job, open ones first, then the newest."""
     rows = cursor.execute(
         """SELECT i.id, i.summary, i.severity, epoch_us(i.onset), epoch_us(i.resolved), m.state, m.slowdown, m.basis,
-                  m.lost_gpu_hours, m.lost_gpu_hours_per_hour
+                  m.lost_gpu_hours, m.lost_gpu_hours_per_hour, i.detector
            FROM impact_jobs m JOIN incidents i ON i.id = m.incident WHERE m.job = $1
            ORDER BY i.resolved IS NOT NULL, i.onset DESC, i.id LIMIT $2""",
         [job, most],
@@ -278,6 +278,7 @@ def list_job_incidents(cursor: duckdb.DuckDBPyConnection, job: str, most: int = 
             "onset": iso(row[3]),
             "resolved": None if row[4] is None else iso(row[4]),
             "lost_gpu_hours_per_hour": row[9],
+            "detector": row[10],
         }
         for row in rows
     ]

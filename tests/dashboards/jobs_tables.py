@@ -62,6 +62,7 @@ def harm(**changes: Any) -> dict[str, Any]:
     """Returns an incident that reached a job."""
     return {
         "id": "A1",
+        "detector": "straggler",
         "summary": "GPU 7 of sim-n010: thermal throttle, rank 79 is 31 % slow",
         "severity": "page",
         "onset": ago(6200),

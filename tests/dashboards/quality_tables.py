@@ -155,6 +155,7 @@ def quality_table(**changes: Any) -> dict[str, Any]:
             {"topic": "telemetry.v1", "messages": 3840, "p50": 5.6, "p99": 74.0, "longest": 131.0},
         ],
         "lag_window_s": 300.0,
+        "duplicates": 17,
         "disk": {"free": 412_000_000_000, "total": 960_000_000_000, "minimum": 268_435_456},
         **changes,
     }

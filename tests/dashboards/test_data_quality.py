@@ -185,3 +185,15 @@ def test_the_lag_of_each_topic_has_its_median_p99_and_number_of_messages(quality
 def test_a_topic_without_messages_has_no_lag_of_zero(quality: Any, lags: Any, said: str) -> None:
     quality.answers["quality"] = quality_table(lags=lags)
     assert said in shown(page(script))
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (17, "17 messages arrived again since the start; each is stored once."),
+        (0, "No message arrived again since the start."),
+    ],
+)
+def test_duplicates_are_counted(quality: Any, number: int, said: str) -> None:
+    quality.answers["quality"] = quality_table(duplicates=number)
+    assert said in shown(page(script))

@@ -12,7 +12,7 @@ from dashboards.jobs.page import job_of
 from dashboards.rank_strip.component import strip_data
 from pipeline.model.records import iso
 from tests.dashboards.conftest import NOW
-from tests.dashboards.jobs_tables import answers, job, job_detail, jobs_table, strip_table
+from tests.dashboards.jobs_tables import ago, answers, harm, job, job_detail, jobs_table, strip_table
 from tests.dashboards.test_dashboard_pages import page, shown
 
 
@@ -155,3 +155,35 @@ def test_a_job_whose_nodes_nothing_names_runs_not_on_zero_nodes(site: Any) -> No
     text = shown(page(script))
     assert "4 GPUs, nodes not known" in text
     assert "0 nodes" not in text
+
+
+@pytest.mark.parametrize(
+    ("incident", "taints"),
+    [
+        ({"detector": "sdc", "onset": 3000}, True),  # the checkpoint is 1,800 s old
+        ({"detector": "sdc_replica", "onset": 3000, "resolved": 900}, True),
+        ({"detector": "sdc", "onset": 900}, False),
+        ({"detector": "sdc", "onset": 3000, "resolved": 2000}, False),
+        ({"detector": "straggler", "onset": 3000}, False),
+    ],
+)
+def test_a_checkpoint_that_was_written_during_wrong_results_is_not_safe(
+    site: Any, incident: dict[str, Any], taints: bool
+) -> None:
+    times = {name: ago(incident[name]) for name in ("onset", "resolved") if name in incident}
+    site.answers["jobs/job:81"] = job_detail(harmed_by=[harm(**{**incident, **times})])
+    text = shown(page(script, entity="job:81"))
+    assert ("not safe: wrong results before it" in text) is taints
+    assert ("work that a restart repeats" in text) is not taints
+    said = (
+        "after the onset of incident <a" in text
+        and "Restart from one that was written before 2026-01-01 11:10:00Z" in text
+    )
+    assert said is taints
+
+
+def test_a_job_without_a_known_checkpoint_has_no_unsafe_one(site: Any) -> None:
+    site.answers["jobs/job:81"] = job_detail(checkpoint=None, harmed_by=[harm(detector="sdc")])
+    text = shown(page(script, entity="job:81"))
+    assert "none known" in text
+    assert "not safe" not in text

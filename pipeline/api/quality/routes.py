@@ -184,7 +184,8 @@ class LagRow(Strict):
 
 class Quality(Strict):
     """The answer of GET /api/v1/quality. late: class -> rows too late to be evaluated, since the start. rejected_total:
-    rule -> messages rejected since the start. more: rows that are left out."""
+    rule -> messages rejected since the start. duplicates: messages that arrived again since the start, and are stored
+    once. more: rows that are left out."""
 
     as_of: Time
     agents: AgentCounts
@@ -197,6 +198,7 @@ class Quality(Strict):
     late: dict[str, int]
     rejected: list[RejectedRow]
     rejected_total: dict[str, int]
+    duplicates: int
     earlier: list[EarlierRow]
     lags: list[LagRow]
     lag_window_s: float
@@ -258,6 +260,7 @@ def quality(request: Request) -> Response:
             "lag_window_s": WINDOW / SECOND,
             "late": _by_label(counters, "fleetpulse_rows_late_total"),
             "rejected_total": _by_label(counters, "fleetpulse_ingest_rejected_total"),
+            "duplicates": int(counters.get("fleetpulse_ingest_duplicates_total", 0)),
             "versions": _remember_store(service, "versions", read_versions),
             "disk": _read_disk(service),
         }

@@ -128,4 +128,5 @@ def test_jobs_are_listed_with_their_ranks_pace_and_open_incidents(site: LivingSi
         ]
         assert [m.step_time for m in found.history] == [1.5] * 5
         assert [(i.id, i.state) for i in found.harmed_by] == [(id_, "unknown")]
+        assert found.harmed_by[0].detector == get(f"/incidents/{id_}").json()["detector"]
     assert get("/jobs/none").status_code == 404

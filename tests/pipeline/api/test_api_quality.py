@@ -262,3 +262,8 @@ def test_the_lag_of_topics_is_that_of_ingest_and_none_is_made_up(client, backend
     assert (table["lags"], table["lag_window_s"]) == ([wanted], 300.0)
     backend.senders = senders(())
     assert client.get("/api/v1/quality").json()["lags"] == []
+
+
+def test_duplicates_are_those_that_ingest_counted(client, backend) -> None:
+    backend.counts = {"fleetpulse_ingest_duplicates_total": 17.0}
+    assert client.get("/api/v1/quality").json()["duplicates"] == 17
