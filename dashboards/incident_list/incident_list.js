@@ -18,7 +18,7 @@ function row(item, numbers, open, role) {
   const first = element("span", "summary", item.summary);
   first.title = item.summary;
   const second = element("span", "below", [item.cause, item.detector].filter(Boolean).join(" · "));
-  if (item.jobs) second.append(element("span", "narrow", ` · ${item.jobs}`)); // where the column has no room
+  if (item.jobs) second.prepend(element("span", "narrow", `${item.jobs} · `)); // first: a phone cuts the end
   if (item.simulated) second.prepend(element("b", "badge simulated", item.simulated));
   what.append(first, second);
   const state = element("span", `cell state ${item.state === "Open" ? "open" : ""}`, item.state);
