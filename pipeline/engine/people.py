@@ -8,11 +8,12 @@ for another version, Refused and UsageError with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import duckdb
 
@@ -39,6 +40,7 @@ from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_sco
 from pipeline.model.errors import Outdated, Refused, UsageError
 from pipeline.model.records import SECOND, Event, Incident
 
+T = TypeVar("T")
 Calibrated = Literal["pin", "unpin", "rollback"]
 Feedback = Literal["useful", "wrong", "known"]
 FEEDBACK: Mapping[Feedback, str] = {
@@ -184,9 +186,9 @@ class People:
         """Reopens a resolved incident, also one of long ago; only a person resolves it then."""
 
         def change(desk: LiveDesk) -> list[Change]:
-            stored = ledger.load_incident(self.engine.database.connection, incident)
+            stored = self._read(ledger.load_incident, incident)
             if stored is not None and incident not in desk.incidents and stored.resolved is not None:
-                desk.adopt(ledger.load_case(self.engine.database.connection, stored))
+                desk.adopt(self._read(ledger.load_case, stored))
             return [desk.reopen(incident, user, comment, self.engine.clock())]
 
         return self._change(incident, "reopen", user, comment, version, change)
@@ -268,8 +270,7 @@ class People:
 
     def read_version(self, incident: str) -> int:
         """Returns the version of an incident: the number of rows of its history."""
-        with self.engine.database.lock:
-            return ledger.count_history(self.engine.database.connection, incident)
+        return self._read(ledger.count_history, incident)
 
     def _check_version(self, what: str, given: int, now: int) -> None:
         if given != now:
@@ -279,11 +280,16 @@ class People:
         """Returns an incident as people see it, also one of long ago. Raises NoSuchIncident."""
         shown = self.engine.life.shown
         if incident not in shown:
-            stored = ledger.load_incident(self.engine.database.connection, incident)
+            stored = self._read(ledger.load_incident, incident)
             if stored is None:
                 raise NoSuchIncident(f"incident {incident}: no such incident")
             shown[incident] = stored
         return shown[incident]
+
+    def _read(self, load: Callable[[duckdb.DuckDBPyConnection, Any], T], what: Any) -> T:
+        """Returns what a function of the ledger reads of what is committed, over a connection of its own."""
+        with contextlib.closing(self.engine.database.cursor()) as cursor:
+            return load(cursor, what)
 
     def _require_open(self, incident: str, verb: str) -> Incident:
         found = self._find(incident)

@@ -34,6 +34,7 @@ from pipeline.notify.routes import HeldMessages, Labels, Store, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
+from pipeline.store.retention import FIRES
 
 log = logging.getLogger("fleetpulse.notify")
 T = TypeVar("T")
@@ -71,10 +72,10 @@ UPDATE outbox SET state = 'dead', answer = concat('older than 7 days; ', answer)
 WHERE state = 'pending' AND epoch_us(created) < $1 AND (receiver, incident) NOT IN
     (SELECT (receiver, incident) FROM outbox WHERE kind = 'firing' AND state = 'delivered')
 """
-_PRUNE = """
+_PRUNE = f"""
 DELETE FROM outbox WHERE state <> 'pending' AND epoch_us(created) < $1
 AND incident NOT IN (SELECT id FROM incidents WHERE resolved IS NULL OR epoch_us(resolved) >= $1)
-AND NOT list_contains($2::VARCHAR[], incident)
+AND NOT {FIRES}
 AND (receiver, incident) NOT IN (SELECT (receiver, incident) FROM outbox WHERE state = 'pending')
 """
 _SENT = "SELECT incident, list(DISTINCT receiver) FROM outbox GROUP BY incident"
@@ -219,14 +220,14 @@ class Notifier:
         """Restores from the outbox after a restart: receivers that were down, and which of them were reported."""
         with contextlib.closing(self._store.cursor()) as cursor:
             rows = cursor.execute(
-                "SELECT receiver, arg_max(answer, attempts), epoch_us(min(created)) FROM outbox "
-                f"WHERE state = 'pending' AND attempts >= {MAX_FAILURES} GROUP BY receiver"
+                "SELECT receiver, arg_max(answer, (attempts, next_attempt)), epoch_us(min(created)), max(attempts) "
+                "FROM outbox WHERE state = 'pending' GROUP BY receiver"
             ).fetchall()
             reported = cursor.execute(_REPORTED, [alertmanager.RECEIVER_PREFIX]).fetchall()
-        for name, answer, since in rows:
-            if name in self.health:
-                self.health[name] = ReceiverHealth(MAX_FAILURES, since, answer, self._clock())
         self._reported = {incident.removeprefix(alertmanager.RECEIVER_PREFIX): since for incident, since in reported}
+        for name, answer, since, attempts in rows:  # probes take turns, so that no message may have many attempts
+            if name in self.health and (attempts >= MAX_FAILURES or name in self._reported):
+                self.health[name] = ReceiverHealth(MAX_FAILURES, since, answer, self._clock())
 
     def write_unsent(self) -> None:
         """Adds the alerts that fire for receivers that never got them: these, or their routes, are new."""
@@ -478,5 +479,5 @@ class Notifier:
                 connection.execute(gone, [list(self.receivers)])
             old = self._clock() - RETENTION_S * SECOND
             connection.execute(_EXPIRE, [old])
-            connection.execute(_PRUNE, [old, [f"{alertmanager.RECEIVER_PREFIX}{name}" for name in self._reported]])
+            connection.execute(_PRUNE, [old])
         return True

@@ -40,8 +40,8 @@ LOSS_CAUSES = 1_000  # causes come from senders; more are counted as one; chosen
 class Bound:
     """The bound of a table, as in docs/store.md.  sql: statements that remove rows over it, in order.
 
-    {now}, {commits}, {routine}, {gaps}, {letters}, {history}, {audit} are the times (us) before which rows are too old;
-    {bytes} is the limit of the payloads of dead letters.
+    {now}, {commits}, {routine}, {sent}, {gaps}, {letters}, {history}, {audit} are the times (us) before which rows are
+    too old; {bytes} is the limit of the payloads of dead letters.
     """
 
     text: str
@@ -89,6 +89,11 @@ def bound_events(most: int) -> Bound:
     )
 
 
+FIRES = """id IN (SELECT id FROM (
+    SELECT id, number >= max(number) FILTER (kind <> 'update') OVER same AS is_newest,
+           arg_max(kind, number) FILTER (kind <> 'update') OVER same AS newest
+    FROM outbox WINDOW same AS (PARTITION BY receiver, incident)) WHERE is_newest AND newest = 'firing')"""
+"""Condition on rows of `outbox`: the newest of an alert that fires, which numbers the next one and lets it end."""
 _ROUTINE = "kind IN ('inventory', 'digest')"
 """Events that are sent all the time; their newest content is in `entity` and in findings."""
 _SEALED = "full hours older than [store] hot_hours move to sealed files; rows older than [store] telemetry_days"
@@ -191,8 +196,13 @@ BOUNDS: Mapping[str, Bound] = {
         (f"DELETE FROM job_energy WHERE {_older_than('job_energy', 'hour', 'history', PACE_ROWS)}",),
     ),
     "outbox": Bound(
-        "a week after their incident was resolved (notifier), or with the incident",
-        ("DELETE FROM outbox WHERE incident NOT IN (SELECT id FROM incidents) AND state <> 'pending'",),
+        "a week after their incident was resolved; of groups of alerts and failing receivers a week after their "
+        "message, the newest after [store] history_days as long as it fires",
+        (
+            f"""DELETE FROM outbox WHERE state <> 'pending' AND created < make_timestamptz({{sent}})
+                AND incident NOT IN (SELECT id FROM incidents)
+                AND (created < make_timestamptz({{history}}) OR NOT {FIRES})""",
+        ),
     ),
     "notify_groups": Bound("groups of alerts that fire; removed when the last of them ended"),
     "notify_threads": Bound(
@@ -250,6 +260,7 @@ def apply_bounds(database: Database, store: Store, now: int) -> None:
     values = {
         "now": now,
         "commits": now - HOUR,
+        "sent": now - 7 * DAY,  # as long as the notifier keeps them
         "routine": now - DAY,
         "gaps": now - int(store.gap_days * DAY),
         "letters": now - int(store.dead_letter_hours * HOUR),

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.receivers import Notify, Webhook
+from pipeline.config.sections import Store
 from pipeline.incidents import ledger
 from pipeline.incidents.cases import Change
 from pipeline.model.records import SECOND, Incident
 from pipeline.notify.outbox import Notifier
 from pipeline.store.database import Database
+from pipeline.store.retention import apply_bounds
 
 START = 1_790_000_000 * SECOND
 
@@ -73,9 +75,15 @@ class NotifierHarness:
     def restart(self) -> None:
         self.close()
         self.database = Database(self.folder / "store.duckdb")
+        self.tidy()
         self.notifier = Notifier(
             self.database, self.build_config(), "here", lambda: self.now, self.is_alive, 5.0, self.read_clock
         )
+
+    def tidy(self) -> None:
+        """Removes old rows, as the pipeline does at each start and every hour."""
+        assert self.database is not None
+        apply_bounds(self.database, Store(), self.now)
 
     def read_clock(self) -> float:
         return self.monotonic

@@ -539,6 +539,17 @@ def test_acts_on_an_unknown_incident_are_refused(site):
             act_("inc-nope", ANN, "x")
 
 
+def test_acts_on_an_incident_that_is_only_stored_do_not_read_within_the_transaction_of_another_thread(site):
+    with site.database.transaction() as connection:
+        connection.execute(
+            """INSERT INTO incidents VALUES ('inc-new', 'c', now(), now(), NULL, 'page', [], 1, 'open', 's', false,
+               'd', 'e', now(), NULL, NULL)"""
+        )
+        for act_ in (site.people.comment, site.people.reopen):
+            with pytest.raises(NoSuchIncident):
+                act_("inc-new", ANN, "x")
+
+
 def make_version_3(path):
     """Gives a store the tables of version 3, with a mute and an acknowledged incident."""
     connection = duckdb.connect(str(path))

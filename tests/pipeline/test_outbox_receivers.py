@@ -151,6 +151,32 @@ def test_a_restart_probes_a_failed_receiver_immediately(harness: NotifierHarness
 
 
 @pytest.mark.slow
+def test_a_receiver_that_was_down_before_a_restart_stays_reported_until_it_accepts_an_alert(
+    tmp_path: Path, receivers: Callable[[], Receiver]
+) -> None:
+    broken, whole = receivers(), receivers()
+    harness = NotifierHarness(tmp_path, [f"http://127.0.0.1:{r.server_port}/" for r in (broken, whole)])
+
+    def run_both(steps: int) -> list[str]:
+        for _ in range(steps):
+            harness.send_due(5, "r0")
+            harness.send_due(0, "r1")
+        return [b["status"] for _, b in whole.posts if b["alerts"][0]["labels"]["alertname"] == "ReceiverDown"]
+
+    broken.statuses = [429] * 1000
+    for number in range(9):  # probes take turns, so that none of them has many attempts
+        harness.write_change("opened", f"gpu:n{number}.0")
+    assert run_both(60) == ["firing"]
+    harness.database.connection.execute("UPDATE outbox SET attempts = 1 WHERE receiver = 'r0'")  # type: ignore[union-attr]
+    harness.restart()
+    harness.notifier.load_state()
+    assert run_both(3) == ["firing"]
+    broken.statuses = []
+    assert run_both(20) == ["firing", "resolved"]
+    assert len({key for key, _ in whole.posts}) == len(whole.posts)
+
+
+@pytest.mark.slow
 def test_a_refused_page_is_reported_by_readiness_and_to_the_other_receivers(
     tmp_path: Path, receivers: Callable[[], Receiver]
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
 from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND
 from pipeline.notify.routes import build_rules, build_tree, parse_matchers
 from tests.examples import examples
 from tests.parts import do_without
@@ -149,6 +150,26 @@ def posts(receiver: Receiver) -> list[tuple[str, str, int]]:
 def run_for(harness: NotifierHarness, seconds: int, step: int = 1) -> None:
     for _ in range(0, seconds, step):
         harness.send_due(step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("days", [0, 8, 80])
+def test_a_group_that_fired_when_old_rows_were_removed_goes_on_under_new_keys_and_is_resolved(
+    grouped: NotifierHarness, receiver: Receiver, days: int
+) -> None:
+    grouped.write_change("opened", "gpu:n1.0")
+    run_for(grouped, 40)
+    grouped.now += days * 86400 * SECOND
+    grouped.tidy()
+    grouped.notifier._clean_outbox()
+    grouped.write_change("opened", "gpu:n2.0")
+    run_for(grouped, 400)
+    for cause in ("gpu:n1.0", "gpu:n2.0"):
+        grouped.resolve(cause)
+    run_for(grouped, 400)
+    assert [status for _, status, _ in posts(receiver)][-1] == "resolved"
+    keys = [key for key, _ in receiver.posts]
+    assert len(set(keys)) == len(keys) >= 3
 
 
 @pytest.mark.slow
