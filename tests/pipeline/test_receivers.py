@@ -251,6 +251,16 @@ def test_pagerduty_has_one_alert_for_the_life_of_an_incident(service: Service, s
     assert events[0]["links"] == [{"href": "https://fleet.example/incident?id=inc-0", "text": "Incident in Fleetpulse"}]
 
 
+@pytest.mark.parametrize("change", ["acknowledgement_expired", "worsened"])
+def test_pagerduty_pages_again_for_an_alert_that_may_be_acknowledged_there(
+    service: Service, secret: Secret, change: str
+) -> None:
+    one = build_receiver(pagerduty(service, secret))[0]
+    assert one.send(message(event=change), CALL).outcome == "delivered"
+    events = service.bodies("/v2/enqueue")
+    assert [(e["event_action"], e["dedup_key"]) for e in events] == [("resolve", "inc-0"), ("trigger", "inc-0")]
+
+
 @pytest.mark.slow
 def test_pagerduty_says_what_was_left_out_of_a_long_event(service: Service, secret: Secret) -> None:
     one = build_receiver(pagerduty(service, secret))[0]
@@ -322,6 +332,19 @@ def test_a_reply_in_slack_says_what_happened_and_a_mere_update_only_edits(servic
     assert len(service.bodies("/slack/chat.update")) == 3
     replies = [b["text"] for b in service.bodies("/slack/chat.post") if "thread_ts" in b]
     assert replies == ["Worsened: Port m of n0: 1 flap", "Updated by ada: both ends"]
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"), [("acknowledgement_expired", True), ("escalated", True), ("split", False)]
+)
+def test_slack_shows_in_the_channel_what_pages_again(
+    service: Service, secret: Secret, change: str, shown: bool
+) -> None:
+    one = build_receiver(slack(service, secret))[0]
+    reference = one.send(message(), CALL).reference
+    one.send(message(reference=reference, event=change), CALL)
+    (reply,) = [b for b in service.bodies("/slack/chat.post") if "thread_ts" in b]
+    assert reply.get("reply_broadcast", False) is shown
 
 
 def test_slack_posts_a_new_message_where_the_old_one_was_deleted(service: Service, secret: Secret) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.receivers import Apprise, ReceiverConfig, Slack, Teams
+from pipeline.incidents.cases import REPEATED
 from pipeline.model.errors import ConfigError
 from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
 from pipeline.notify.receivers import (
@@ -135,7 +136,9 @@ class SlackEndpoint(ChatEndpoint):
         """Adds what changed to the thread of the message."""
         lines = describe_change(message) or [f"{name_event(message)}: {make_title(message)}"]
         text = escape_slack(cut("\n".join(lines), MAX_SECTION))
-        reply = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
+        reply: dict[str, Any] = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
+        if message.event in REPEATED:  # an edit and a reply alone notify nobody
+            reply["reply_broadcast"] = True
         result = _classify_slack(self._call("chat.postMessage", reply, call))
         return PostResult(result.outcome, result.text, result.retry_after_s, f"{channel}:{time}")
 
