@@ -194,7 +194,8 @@ class LifeBook:
             why = "; ".join(
                 f"{known[i].kind} {i} of {known[i].author}: {known[i].reason}" for i in shown.life.silenced_by
             )
-            yield Change("silenced", shown, now, ACTOR, why, (), shown)
+            heard = show(shown, replace(shown.life, silenced_by=was.silenced_by))
+            yield Change("silenced", shown, now, ACTOR, why, (), heard)
         elif was.silenced_by and not shown.life.silenced_by:
             held = show(shown, replace(shown.life, silenced_by=was.silenced_by))
             yield Change("unsilenced", shown, now, ACTOR, f"{', '.join(was.silenced_by)} ended", (), held)

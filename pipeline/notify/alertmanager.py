@@ -274,7 +274,7 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [firing], "firing", now)
             elif name in has and old != labels and before is not None:
                 yield from self._emit(name, change, [self._alert(before, old, change.time), firing], "firing", now)
-            elif name not in has and not incident.is_held_back and before is not None:
+            elif name not in has and before is not None and (not incident.is_held_back or change.kind == "silenced"):
                 yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
             elif self._endpoints[name].reports(change.kind):
                 yield from self._emit(name, change, [firing], "update", now)

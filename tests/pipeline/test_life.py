@@ -140,9 +140,22 @@ def test_an_acknowledged_page_is_sent_when_its_acknowledgement_expires_and_not_w
     site.people.add_silence("silence", matchers, None, site.now + 30 * MINUTE, "new cable", ANN)
     site.wait(31)
     assert site.kinds(page) == ["opened", "acknowledged", "silenced", "unsilenced"]
-    assert (site.state(page), site.alerts()) == ("acknowledged", [(page, "firing")])
+    ended = [(page, "firing"), (page, "resolved")]
+    assert (site.state(page), site.alerts()) == ("acknowledged", ended)
     site.wait(90)
-    assert (site.state(page), site.alerts()) == ("open", [(page, "firing"), (page, "firing")])
+    assert (site.state(page), site.alerts()) == ("open", [*ended, (page, "firing")])
+
+
+@pytest.mark.slow
+def test_an_alert_that_was_sent_ends_at_its_receivers_when_a_silence_begins_and_fires_again_at_its_end(site):
+    page = site.report("gpu:n0.0")
+    site.people.add_silence("silence", parse_matchers(["gpu=n0.0"]), None, site.now + 30 * MINUTE, "new cable", ANN)
+    assert site.alerts() == [(page, "firing"), (page, "resolved")]
+    site.wait(31)
+    assert site.alerts() == [(page, "firing"), (page, "resolved"), (page, "firing")]
+    site.clear("gpu:n0.0")
+    site.wait(15)
+    assert site.alerts()[3:] == [(page, "resolved")]
 
 
 PAGE_OVER_TICKET = InhibitRule(('severity="critical"',), ('severity="warning"',), ("rack",))

@@ -347,6 +347,15 @@ def test_slack_shows_in_the_channel_what_pages_again(
     assert reply.get("reply_broadcast", False) is shown
 
 
+def test_slack_says_that_a_silence_ended_an_alert_and_not_that_it_is_resolved(service: Service, secret: Secret) -> None:
+    one = build_receiver(slack(service, secret))[0]
+    reference = one.send(message(), CALL).reference
+    one.send(message("resolved", reference=reference, event="silenced", comment="silence s1 of ann: paste"), CALL)
+    (edit,) = service.bodies("/slack/chat.update")
+    assert (edit["text"].split(":")[0], edit["attachments"][0]["color"]) == ("SILENCED", "#999999")
+    assert service.bodies("/slack/chat.post")[-1]["text"] == "Silenced: silence s1 of ann: paste"
+
+
 def test_slack_posts_a_new_message_where_the_old_one_was_deleted(service: Service, secret: Secret) -> None:
     one = build_receiver(slack(service, secret))[0]
     result = one.send(message("resolved", reference="C0123456789:1.1"), CALL)

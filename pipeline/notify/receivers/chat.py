@@ -38,6 +38,7 @@ COLORS = {
     "info": "#56B4E9",
     "resolved": "#009E73",
     "acknowledged": "#0072B2",
+    "silenced": "#999999",
 }
 """Okabe and Ito's colours, which colour-blind people can distinguish; the text has the same information."""
 CARD_STYLES = {"critical": "attention", "warning": "warning", "info": "accent", "resolved": "good"}
@@ -49,7 +50,9 @@ _CODE = re.compile(r"[a-z_]{1,60}")
 
 
 def choose_color(message: Message) -> str:
-    """Returns the name of the state of a message: resolved, acknowledged, or the severity."""
+    """Returns the name of the state of a message: silenced, resolved, acknowledged, or the severity."""
+    if message.event == "silenced":
+        return "silenced"
     if message.is_resolved:
         return "resolved"
     incident = message.change.get("incident")
@@ -60,7 +63,7 @@ def choose_color(message: Message) -> str:
 def make_headline(message: Message, title: str) -> str:
     """Returns the title behind its state: `RESOLVED: ...`, `critical: ...`."""
     state = choose_color(message)
-    return f"{state.upper() if state in ('resolved', 'acknowledged') else state}: {title}"
+    return f"{state.upper() if state in ('resolved', 'acknowledged', 'silenced') else state}: {title}"
 
 
 class ChatEndpoint(Endpoint):
