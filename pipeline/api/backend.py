@@ -214,6 +214,10 @@ class Backend(Protocol):
         """Returns why the pipeline is not ready; empty if it is."""
         ...
 
+    def list_evaluation_faults(self) -> list[str]:
+        """Returns why incidents may be missing: why the pipeline is not ready, apart from receivers."""
+        ...
+
     def read_counters(self) -> Mapping[str, float]:
         """Returns Prometheus names, with labels such as `fleetpulse_rows_total{class="gpu"}`, and their values."""
         ...

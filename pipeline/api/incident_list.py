@@ -178,7 +178,7 @@ def read_progress(service: ApiContext) -> dict[str, Any]:
     """Returns up to when data is evaluated, and why no further."""
     health = service.backend.read_health()
     judged = None if health["watermark"] is None else iso(health["watermark"])
-    return {"judged": judged, "stalled": health["stalled"], "unready": service.backend.list_unready_reasons()}
+    return {"judged": judged, "stalled": health["stalled"], "unready": service.backend.list_evaluation_faults()}
 
 
 def labels_of(service: ApiContext, incident: str) -> dict[str, list[str]]:

@@ -290,6 +290,10 @@ class PipelineBackend:
         """Returns why the pipeline is not ready; empty if it is."""
         return self._service.list_unready_reasons()
 
+    def list_evaluation_faults(self) -> list[str]:
+        """Returns why incidents may be missing: why the pipeline is not ready, apart from receivers."""
+        return self._service.list_evaluation_faults()
+
     def read_health(self) -> Health:
         """Returns watermark, backlog, lag, stall, and counts of agents and losses."""
         service = self._service

@@ -195,7 +195,7 @@ class PipelineService:
         self._must_reload = False
 
     def _notifier(self, config: Config) -> Notifier:
-        alive = lambda: not self._list_problems()  # noqa: E731 - called later by the notifier's thread
+        alive = lambda: not self.list_evaluation_faults()  # noqa: E731 - called later by the notifier's thread
         try:
             locate = lambda entity: locate_entity(self.topology, entity)  # noqa: E731 - called for each new incident
             notify = link_alerts(config)
@@ -421,7 +421,7 @@ class PipelineService:
 
     def list_unready_reasons(self) -> list[str]:
         """Returns why the pipeline is not ready, also for receivers; empty if it is."""
-        return [reason for reason in (*self._list_problems(), self.notifier.describe_trouble()) if reason]
+        return [reason for reason in (*self.list_evaluation_faults(), self.notifier.describe_trouble()) if reason]
 
     def _input_problems(self) -> list[str]:
         """Returns why telemetry, or a part of it, is not ingested."""
@@ -453,8 +453,8 @@ class PipelineService:
             or self._all_rejected()
         )
 
-    def _list_problems(self) -> list[str]:
-        """Returns why the pipeline is not ready, apart from receivers."""
+    def list_evaluation_faults(self) -> list[str]:
+        """Returns why incidents may be missing: why the pipeline is not ready, apart from receivers."""
         stall = self.progress.describe_trouble()
         reasons = [
             *self._input_problems(),

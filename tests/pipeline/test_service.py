@@ -141,6 +141,14 @@ def test_a_long_start_is_not_reported_as_waiting_input(site, service, monkeypatc
     assert service.list_unready_reasons() == []
 
 
+def test_a_receiver_that_is_down_makes_the_pipeline_unready_and_no_list_of_incidents_incomplete(service, monkeypatch):
+    service.start_engine()
+    monkeypatch.setattr(service.notifier, "describe_trouble", lambda: "receiver r: accepts no alerts")
+    backend = PipelineBackend(service)
+    assert backend.list_unready_reasons() == ["receiver r: accepts no alerts"]
+    assert backend.list_evaluation_faults() == []
+
+
 @pytest.mark.slow
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     """Other senders keep their lateness: the neighbour is 20 s late, and is waited for."""

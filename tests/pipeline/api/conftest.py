@@ -188,6 +188,9 @@ class StoreBackend:
     def list_unready_reasons(self) -> list[str]:
         return self.reasons
 
+    def list_evaluation_faults(self) -> list[str]:
+        return self.reasons
+
     def read_counters(self) -> Mapping[str, float]:
         return self.counts
 

@@ -35,7 +35,7 @@ class Served:
         service = Service(self.site)
         service.config, service.devices = Config(acts=ON), self.site.engine.devices
         backend = PipelineBackend(service)
-        backend.list_unready_reasons, backend.read_revision = list, object
+        backend.list_unready_reasons, backend.list_evaluation_faults, backend.read_revision = list, list, object
         backend.read_health = lambda: {"watermark": None, "stalled": False}
         monkeypatch.setattr("pipeline.commands.act_board.count_nodes", lambda _: 40)
         monkeypatch.setattr("pipeline.commands.act_board.read_recovery", lambda *_: {})

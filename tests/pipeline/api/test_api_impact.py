@@ -46,6 +46,9 @@ class Backend(PipelineBackend):
     def list_unready_reasons(self) -> list[str]:
         return []
 
+    def list_evaluation_faults(self) -> list[str]:
+        return []
+
     def read_health(self) -> Any:
         return {"watermark": None, "stalled": False}
 

@@ -35,7 +35,7 @@ class Calls:
 
     def __init__(self, site, config):
         backend = PipelineBackend(Service(site))
-        backend.list_unready_reasons = list  # the rest of a service is not here
+        backend.list_unready_reasons = backend.list_evaluation_faults = list  # the rest of a service is not here
         backend.read_health = lambda: {"watermark": None, "stalled": False}
         backend.read_revision = object
         self.client = httpx.Client(transport=InProcess(create_app(backend, config, lambda: site.now)))

@@ -34,7 +34,7 @@ def site(tmp_path):
 def run(site, tmp_path, capsys):
     """Runs a command: (exit code, stdout, stderr)."""
     backend = PipelineBackend(Service(site))
-    backend.list_unready_reasons, backend.read_revision = list, object
+    backend.list_unready_reasons, backend.list_evaluation_faults, backend.read_revision = list, list, object
     backend.read_health = lambda: {"watermark": None, "stalled": False}
     config, stop = Config(api=Api(port=0), store=Store(path=tmp_path / "store.duckdb")), threading.Event()
     server = start_server(create_app(backend, config, lambda: site.now), config, stop)
