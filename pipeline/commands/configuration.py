@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.receiver_names import check_receivers
 from pipeline.config import files
 from pipeline.config.changes import compare_configs, flatten
 from pipeline.config.sections import PREFIX, Config, load_config
@@ -30,7 +31,7 @@ def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
             environ[files.NODE_VARIABLE] = given.node
         rows = show_config(load_config(given.config, environ), given.config, environ)
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
-    load_config(given.config)
+    check_receivers(load_config(given.config))
     return check_files(files.find_file(given.config, environ)), CHECKED
 
 
@@ -47,7 +48,7 @@ def check_files(path: Path | None) -> Rows:
         groups += found
         rows.append({"file": str(file), "state": "ok", "found": f"{len(table)} sections, {len(found)} groups"})
     for where, patterns, table in groups:
-        build_section(Config, files.merge_tables(whole, table), where)
+        check_receivers(build_section(Config, {**files.merge_tables(whole, table), "source": where}, where))
         rows.append({"file": where, "state": "ok", "found": f"for nodes {', '.join(patterns)}"})
     return rows
 

@@ -18,6 +18,7 @@ from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
+from pipeline.commands.receiver_names import check_receivers
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.config.sections import ANY, Config
@@ -33,7 +34,7 @@ from pipeline.ingest.admission import RULES
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
-from pipeline.notify.receivers import InboundEvent
+from pipeline.notify.receivers import InboundEvent, build_endpoints
 from pipeline.notify.routes import GROUP_PREFIX
 from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
 from pipeline.runtime.supervise import Stop
@@ -398,7 +399,9 @@ def run(
     """Runs the pipeline until SIGTERM or SIGINT, then stops within seconds. Returns reload.AGAIN after SIGHUP.
 
     warm_up: called before any input is read, while /readyz reports the start.   load_again: reads the configuration.
+    Raises ConfigError if it names a receiver that does not exist.
     """
+    check_receivers(config)
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -440,4 +443,10 @@ def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Sto
         if outcome == "done":
             stop.set()
 
-    return Reload("pipeline", config, load, ("store.path", "site.name"), record, log.warning)
+    def load_checked() -> Config:
+        fresh = load()
+        check_receivers(fresh)
+        build_endpoints(fresh.notify.receivers)  # a start raises for one that can never be called
+        return fresh
+
+    return Reload("pipeline", config, load_checked, ("store.path", "site.name"), record, log.warning)

@@ -128,6 +128,31 @@ def test_check_reads_the_groups_of_other_nodes_too(main: Path, monkeypatch: pyte
         rows("check", "--config", str(main))
 
 
+ROUTED = '[[notify.webhooks]]\nname = "oncall"\nurl = "https://h.example/"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[[incidents.escalation]]\nafter_minutes = 5\nreceivers = ["oncall"]\n'
+            '[[incidents.escalation]]\nafter_minutes = 9\nreceivers = ["oncal"]\n',
+            r"\[\[incidents.escalation\]\] 2: receivers = .*: 'oncal' is not a receiver; did you mean 'oncall'",
+        ),
+        ('[notify.route]\nreceiver = "nosuch"\n', r"\[notify.route\] receiver = 'nosuch': .*; known: oncall"),
+        (
+            '[[groups]]\nnodes = "x"\n[[groups.incidents.escalation]]\nafter_minutes = 5\nreceivers = ["no"]\n',
+            r"\[\[groups\]\] 1: .*'no' is not a receiver; known: oncall",
+        ),
+    ],
+)
+def test_check_refuses_receivers_that_do_not_exist(main: Path, text: str, said: str) -> None:
+    """A page would escalate to no one, and a pipeline would not start. The message names the file and what exists."""
+    main.write_text(ROUTED + text)
+    with pytest.raises(ConfigError, match=f"{main}: {said}"):
+        rows("check", "--config", str(main))
+
+
 def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEETPULSE__API__PORT", "8700")
     path = drop_in(main, "50.toml", "[store]\nhot_hours = 12\n")
@@ -164,15 +189,22 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
     """Over the real command: the audit has one row for the refusal and one for the reload."""
     main = tmp_path / "fleetpulse.toml"
     base = f'[store]\npath = "{tmp_path}/s.duckdb"\n[spool]\ndirectory = "{tmp_path}/spool"\n[api]\nport = 0\n'
-    main.write_text(base)
+    unknown = '[[incidents.escalation]]\nafter_minutes = 5\nreceivers = ["nosuch"]\n'
+    main.write_text(base + unknown)
     words = [sys.executable, str(ROOT / "fleetpulse.py"), "pipeline", "--config", str(main)]
     log = tmp_path / "log"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    refused = subprocess.run(words, capture_output=True, text=True, env=environ)
+    assert refused.returncode == 2
+    assert f"{main}: [[incidents.escalation]] 1: receivers = ['nosuch']: 'nosuch' is not a" in refused.stderr
+    main.write_text(base)
     with log.open("w") as said, subprocess.Popen(words, stderr=said, env=environ) as pipeline:
         try:
             until(lambda: "fleetpulse pipeline: store" in log.read_text(), 90)
             main.write_text(base + "[budget]\ndayz = 3\n")
             until(lambda: _hang_up(pipeline) and "not reloaded, nothing changed" in log.read_text(), 300)
+            main.write_text(base + unknown)
+            until(lambda: _hang_up(pipeline) and "'nosuch' is not a receiver" in log.read_text(), 300)
             main.write_text(base + "[budget]\ndays = 3\n")
             pipeline.send_signal(signal.SIGHUP)
             until(lambda: log.read_text().count("fleetpulse pipeline: store") == 2, 300)
