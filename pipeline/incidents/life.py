@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import Incidents
@@ -43,6 +44,11 @@ def show(incident: Incident, life: Life) -> Incident:
 def unacknowledge(life: Life) -> Life:
     """Returns the life without its acknowledgement."""
     return replace(life, acknowledged_by="", acknowledged_until=None)
+
+
+def is_open_again(incident: Incident, before: Incident | None) -> bool:
+    """Returns whether a silence or an acknowledgement of an incident has ended, so that receivers get it again."""
+    return incident.state == "open" and before is not None and before.state in ("silenced", "acknowledged")
 
 
 def name_most(pages: Sequence[Incident]) -> str:
@@ -92,7 +98,8 @@ class LifeBook:
         joined: list[str] = []
         for change in changes:
             made += self._publish_one(change, now, joined)
-        made += self._update_storm(joined, now)
+        merged = {c.incident.id for c in made if c.kind == "resolved" and c.folded_into is not None}
+        made += self._update_storm(joined, now, merged)
         made += self._update_inhibitions(now)
         times = (self._list_due(self.shown[change.incident.id], now) for change in made)
         self.due = min(itertools.chain((self.due,), *times))
@@ -103,16 +110,17 @@ class LifeBook:
         life = Life() if before is None else before.life
         change = self._hold_open(change, life, now)
         kind, life = self._next_life(change, before, life, now)
+        if kind == "reopened":
+            life = self._leave_old_storm(life)
         if change.split_from is not None and (left := self.shown.get(change.split_from)) is not None:
             life = replace(life, acknowledged_by=left.life.acknowledged_by, assignee=left.life.assignee)
             life = replace(life, acknowledged_until=left.life.acknowledged_until)
         shown = self._suppress(show(change.incident, life), now)
-        if kind in _PAGING and self._joins_storm(shown, before, now):
-            joined.append(shown.id)
-            shown = show(shown, replace(shown.life, inhibited_by=(*shown.life.inhibited_by, self._storm_id(now))))
+        if kind in _PAGING or is_open_again(shown, before):
+            shown = self._count_page(shown, now, joined)
         self.shown[shown.id] = shown
         made = replace(change, kind=kind, incident=shown, before=before)
-        return [made, *self._explain_suppression(made, before, now)]
+        return [made, *self._explain_suppression(shown, Life() if before is None else before.life, now)]
 
     def _next_life(self, change: Change, before: Incident | None, life: Life, now: int) -> tuple[ChangeKind, Life]:
         """Returns the kind of the change as people see it, and the life after it."""
@@ -178,12 +186,10 @@ class LifeBook:
             ids = find_matching(self.silences, collect_labels(incident, self.topology, self.site), now)
         return incident if ids == incident.life.silenced_by else show(incident, replace(incident.life, silenced_by=ids))
 
-    def _explain_suppression(self, change: Change, before: Incident | None, now: int) -> Iterator[Change]:
+    def _explain_suppression(self, shown: Incident, was: Life, now: int) -> Iterator[Change]:
         """Yields rows of the history that say by what an incident is held back, or that it no longer is."""
-        shown = change.incident
         if shown.resolved is not None:
             return
-        was = Life() if before is None else before.life
         yield from self._tell_silences(shown, was, now)
         if shown.life.inhibited_by and not was.inhibited_by:
             yield Change("inhibited", shown, now, ACTOR, f"part of {', '.join(shown.life.inhibited_by)}", (), shown)
@@ -218,9 +224,24 @@ class LifeBook:
 
     # --- storms -------------------------------------------------------------------------------------
 
-    def _joins_storm(self, incident: Incident, before: Incident | None, now: int) -> bool:
+    def _count_page(self, incident: Incident, now: int, joined: list[str]) -> Incident:
+        """Counts a page that receivers would get; returns it as a part of the storm if one represents it."""
+        if not self._joins_storm(incident, now):
+            return incident
+        joined.append(incident.id)
+        return show(incident, replace(incident.life, inhibited_by=(self._storm_id(now),)))
+
+    def _leave_old_storm(self, life: Life) -> Life:
+        """Returns the life of an incident that returned, without a storm that has ended or no longer lists it."""
+        storm = self._open_storm()
+        is_listed = storm is not None and storm.id in life.inhibited_by and not life.merged_into
+        return replace(life, inhibited_by=life.inhibited_by if is_listed else (), merged_into="")
+
+    def _joins_storm(self, incident: Incident, now: int) -> bool:
         """Counts a page that receivers get; returns whether a storm represents it."""
         if incident.severity != "page" or incident.state != "open" or incident.life.inhibited_by:
+            return False
+        if incident.detector == STORM:
             return False
         window = int(self.rules.storm_minutes * _MINUTE)
         self.pages = (*(t for t in self.pages[-self.rules.storm_pages :] if 0 <= now - t < window), now)
@@ -235,23 +256,37 @@ class LifeBook:
         self._storm = derive_id(STORM, self.site, str(now)) if storm is None else storm.id
         return self._storm
 
-    def _update_storm(self, joined: Sequence[str], now: int) -> Iterator[Change]:
-        """Yields the change of the storm that some pages joined, or that ended with the last of them."""
+    def _update_storm(
+        self, joined: Sequence[str], now: int, merged: AbstractSet[str] = frozenset()
+    ) -> Iterator[Change]:
+        """Yields the changes of the storm that some pages joined, that others left as they were merged into another
+        incident, or that ended with the last of them."""
         before = self._open_storm()
-        if joined:
-            yield self._grow_storm(before, joined, now)
-        elif before is not None and not any(map(self._is_open, before.life.represents)):
-            ended = show(replace(before, resolved=now, updated=now), replace(before.life, waits_since=None))
+        known = () if before is None else merged - {*joined}
+        left = {i for i in known if before is not None and before.id in self.shown[i].life.inhibited_by}
+        joined = [i for i in joined if i not in merged]
+        if joined or (before is not None and left and not left.issuperset(before.life.represents)):
+            yield self._change_storm(before, joined, left, now)
+        storm = self._open_storm()
+        if storm is not None and not joined and self._has_ended(storm):
+            ended = show(replace(storm, resolved=now, updated=now), replace(storm.life, waits_since=None))
             self.shown[ended.id] = ended
-            yield Change("resolved", ended, now, ACTOR, "all its incidents are resolved", (), before)
+            yield Change("resolved", ended, now, ACTOR, "all its incidents are resolved", (), storm)
+
+    def _has_ended(self, storm: Incident) -> bool:
+        """Returns whether all that a storm represents is resolved, also what its list has no room for."""
+        if any(map(self._is_open, storm.life.represents)):
+            return False
+        return not any(storm.id in incident.life.inhibited_by for incident in self._open())
 
     def _is_open(self, id_: str) -> bool:
         return id_ in self.shown and self.shown[id_].resolved is None
 
-    def _grow_storm(self, before: Incident | None, joined: Sequence[str], now: int) -> Change:
-        listed = tuple(dict.fromkeys((*(() if before is None else before.life.represents), *joined)))
+    def _change_storm(self, before: Incident | None, joined: Sequence[str], left: Collection[str], now: int) -> Change:
+        known = () if before is None else before.life.represents
+        listed = tuple(i for i in dict.fromkeys((*known, *joined)) if i not in left)
         told = 0 if before is None else before.life.told
-        count = len(listed) if before is None else int(before.summary.split()[2]) + len(joined)
+        count = len(listed) if before is None else int(before.summary.split()[2]) + len(joined) - len(left)
         pages = [self.shown[i] for i in listed if i in self.shown]
         where = f"site:{self.site}"
         incident = Incident(
@@ -269,7 +304,7 @@ class LifeBook:
         )
         life = replace(Life(waits_since=now) if before is None else before.life, represents=listed[:MAX_REPRESENTED])
         kind: ChangeKind = "opened" if before is None else "updated"
-        if before is None or len(listed) >= WORSE * told:
+        if before is None or (joined and len(listed) >= WORSE * told):
             life = replace(unacknowledge(life), told=len(listed))
             kind = "opened" if before is None else "worsened"
         shown = self._suppress(show(incident, life), now)
@@ -287,9 +322,10 @@ class LifeBook:
             for s in self.silences
             if s.state(now) == "expired" and any(s.id in i.life.silenced_by for i in self._open())
         ]
-        made = [change for incident in list(self._open()) for change in self._advance_one(incident, now)]
+        joined: list[str] = []
+        made = [change for incident in list(self._open()) for change in self._advance_one(incident, now, joined)]
         self.silences = [s for s in self.silences if s.state(now) != "expired"]
-        made += self._update_storm((), now)
+        made += self._update_storm(joined, now)
         made += self._update_inhibitions(now)
         self._forget(now)
         self.due = self._next_due(now)
@@ -298,7 +334,7 @@ class LifeBook:
     def _open(self) -> Iterator[Incident]:
         return (i for i in self.shown.values() if i.resolved is None)
 
-    def _advance_one(self, before: Incident, now: int) -> Iterator[Change]:
+    def _advance_one(self, before: Incident, now: int, joined: list[str]) -> Iterator[Change]:
         life = before.life
         shown = self._suppress(before, now)
         if shown is not before:
@@ -306,22 +342,25 @@ class LifeBook:
                 now if shown.severity == "page" and not shown.life.silenced_by and not life.acknowledged_by else None
             )
             shown = show(shown, replace(shown.life, waits_since=waits))
+            if is_open_again(shown, before):
+                shown = self._count_page(shown, now, joined)
             self.shown[shown.id] = shown
-            yield from self._tell_silences(shown, life, now)
+            yield from self._explain_suppression(shown, life, now)
         if shown.life.acknowledged_until is not None and shown.life.acknowledged_until <= now:
-            yield self._expire_acknowledgement(shown, now)
+            yield from self._expire_acknowledgement(shown, now, joined)
         held_until = self._end_of_hold(self.shown[shown.id], now)
         if held_until is not None and held_until <= now:
             yield self._end_held(self.shown[shown.id], now)
         yield from self._escalate(self.shown[shown.id], now)
 
-    def _expire_acknowledgement(self, before: Incident, now: int) -> Change:
+    def _expire_acknowledgement(self, before: Incident, now: int, joined: list[str]) -> Iterator[Change]:
         waits = now if before.severity == "page" else None
         life = replace(unacknowledge(before.life), waits_since=waits, escalation=0, told=len(before.members))
-        shown = self.shown[before.id] = show(replace(before, updated=now), life)
-        return Change(
-            "acknowledgement_expired", shown, now, ACTOR, f"that of {before.life.acknowledged_by}", (), before
-        )
+        shown = self._count_page(show(replace(before, updated=now), life), now, joined)
+        self.shown[shown.id] = shown
+        why = f"that of {before.life.acknowledged_by}"
+        yield Change("acknowledgement_expired", shown, now, ACTOR, why, (), before)
+        yield from self._explain_suppression(shown, before.life, now)
 
     def _end_of_hold(self, incident: Incident, now: int) -> int | None:
         """Returns when a held-back end is due: as planned, or after a quiet time of another job on the slow GPU."""
