@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.incidents.cases import Case, Change, ResolveMutes, classify_change, derive_id, is_only_retitled
+from pipeline.incidents.confidence import make_explanation
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD, REOPEN_WINDOW, Desk, HasTelemetry
 from pipeline.model.errors import Refused
-from pipeline.model.records import SECOND, Finding, Incident, Level, to_json
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, to_json
 from pipeline.model.topology import Topology
 
 MAX_EARLY = 1000
@@ -103,7 +104,8 @@ class RunningDesk(Desk):
     def split(self, incident_id: str, entities: Collection[str], user: str, comment: str, time: int) -> list[Change]:
         """Moves the findings about some members into an incident of their own, which is never merged back by itself.
 
-        Raises as `resolve`, and Refused unless some members stay.
+        If the cause leaves with them, that of the rest is derived from what stays. Raises as `resolve`, and Refused
+        unless some members stay.
         """
         case = self._find_case(incident_id)
         case.require_open("split")
@@ -117,12 +119,55 @@ class RunningDesk(Desk):
         made = case.split_off(id_, moved, self._causes.find_suspect(first.entity), self.time, time)
         self._cases[id_] = made
         self._case_ids.update(dict.fromkeys(moved, id_))
+        made.adopted |= moved.keys()
+        self._derive_cause(case, made)
         made.refresh_incident(self._causes, None, self.time)
         case.refresh_incident(self._causes, replace(before, cause=""), self.time)
+        self._assess([made, case])
         keys = tuple((c.detector, c.entity, c.onset) for c in moved.values())
         opened = Change("opened", made.public_incident(), time, user, f"split from {incident_id}: {comment}", keys)
-        left = case.make_change("split", before, user, f"{id_}: {comment}", time)
+        moved_cause = f"; cause: {case.incident.cause}" if case.incident.cause != before.cause else ""
+        left = case.make_change("split", before, user, f"{id_}: {comment}{moved_cause}", time)
         return [left, replace(opened, split_from=incident_id)]
+
+    def _derive_cause(self, case: Case, made: Case) -> None:
+        """Sets the cause of an incident after a split: it stays while a finding names it, or while it explains several
+        suspects and does not belong to the split-off; else the suspect of the worst finding that stays."""
+        cause, every = case.incident.cause, case.conditions.values()
+        suspects = {self._causes.find_suspect(c.entity) for c in every}
+        explains = all(self._causes.explains(cause, c.detector, c.entity) for c in every)
+        if cause in suspects or (explains and len(suspects) > 1 and cause != made.incident.cause):
+            return
+        worst = min(case.deciding_conditions(), key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity))
+        case.incident.cause, case.reason = self._causes.find_suspect(worst.entity), ""
+        case.adopted |= case.conditions.keys()
+
+    def _assess(self, cases: Sequence[Case]) -> None:
+        """Sets the confidence of incidents that a person changed."""
+        every = [c for c in self._cases.values() if c.is_open]
+        for case, assessed in zip(cases, self._causes.assess(cases, every), strict=True):
+            case.incident.confidence = assessed.confidence
+            case.incident.explanation = make_explanation(case, assessed)
+
+    def _find_absorbing_case(self, finding: Finding) -> Case | None:
+        """See Desk. What a person split off takes the findings about its members; None if it is to be reopened."""
+        found = super()._find_absorbing_case(finding)
+        if found is None or finding.entity in found.list_members():
+            return found
+        apart = [self._cases[id_] for id_ in sorted(found.apart) if id_ in self._cases]
+        own = [case for case in apart if finding.entity in case.list_members()]
+        return next((case for case in own if case.is_open), None) if own else found
+
+    def _reopen_case(self, finding: Finding) -> Case | None:
+        """See Desk. A finding that returns reopens its own incident, not the one from which a person split it."""
+        found = super()._reopen_case(finding)
+        own = self._cases.get(self._case_ids.get((finding.detector, finding.entity), ""))
+        if found is None or own is None or own.is_open or own.incident.id not in found.apart:
+            return found
+        self._mark_changed(own)
+        own.incident.resolved, own.incident.state = None, "open"
+        own.resolved_by_person, own.folded_into = False, None
+        return own
 
     def copy(self) -> RunningDesk:
         """Returns an independent copy."""

@@ -1,0 +1,114 @@
+"""Incidents that a person split: what stays gets its own cause, and what was split off keeps its findings."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.model.records import Caller
+from tests.pipeline.living import LivingSite
+
+ANN = Caller("ann", "operator", "10.0.0.7")
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = LivingSite(tmp_path / "store.duckdb")
+    yield made
+    made.database.close()
+
+
+def merge_two(site: LivingSite) -> str:
+    """Two GPUs of two nodes that a person merged; the first is the cause."""
+    one, two = site.report("gpu:n5.0"), site.report("gpu:n4.3")
+    site.people.merge(one, [two], ANN, "one fault")
+    assert site.shown()[one].cause == "gpu:n5.0"
+    return one
+
+
+@pytest.mark.slow
+def test_what_stays_gets_its_own_cause_when_the_cause_is_split_off(site):
+    one = merge_two(site)
+    made = site.people.split(one, ["gpu:n5.0"], ANN, "two faults")
+    assert (made.cause, made.entity, made.members) == ("gpu:n5.0", "gpu:n5.0", ("gpu:n5.0",))
+    left = site.stored(one)
+    assert (left.cause, left.entity, left.members) == ("gpu:n4.3", "gpu:n4.3", ("gpu:n4.3",))
+    assert left.summary == "gpu:n4.3: hot"
+    assert site.comments(one)[-1] == f"{made.id}: two faults; cause: gpu:n4.3"
+    sent = [alert["labels"] for body in site.bodies() for alert in body["alerts"] if alert["status"] == "firing"]
+    assert [(i["cause"], i["entity"]) for i in sent if i["incident"] == one][-1] == ("gpu:n4.3", "gpu:n4.3")
+    assert site.engine.impact.tracked[one].reach.nodes == {"node:n4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detector", ["hot", "xid"])
+def test_later_findings_on_the_split_off_device_join_the_split_off_incident(site, detector):
+    one = merge_two(site)
+    made = site.people.split(one, ["gpu:n5.0"], ANN, "two faults")
+    site.wait(1)
+    site.restart()
+    site.report("gpu:n5.0", detector=detector, onset=site.now)
+    assert site.stored(one).members == ("gpu:n4.3",)
+    assert site.incident_of("gpu:n5.0") == made.id
+    homes = site.database.connection.execute("SELECT DISTINCT entity, incident FROM findings").fetchall()
+    assert sorted(homes) == [("gpu:n4.3", one), ("gpu:n5.0", made.id)]
+
+
+@pytest.mark.slow
+def test_the_cause_stays_while_a_finding_that_stays_names_it(site):
+    one = merge_two(site)
+    made = site.people.split(one, ["gpu:n4.3"], ANN, "two faults")
+    assert (made.cause, site.stored(one).cause) == ("gpu:n4.3", "gpu:n5.0")
+    assert site.comments(one)[-1] == f"{made.id}: two faults"
+
+
+@pytest.mark.slow
+def test_the_worst_finding_that_stays_is_the_cause_and_the_others_stay_with_it(site):
+    one, two = site.report("gpu:n5.0"), site.report("gpu:n4.3", level="ticket")
+    three = site.report("gpu:n6.1")
+    site.people.merge(one, [two, three], ANN, "one fault")
+    made = site.people.split(one, ["gpu:n5.0"], ANN, "two faults")
+    left = site.stored(one)
+    assert made.confidence is not None
+    assert (left.cause, left.members) == ("gpu:n6.1", ("gpu:n4.3", "gpu:n6.1"))
+    site.wait(40)
+    assert site.report("gpu:n4.3", onset=site.now) == one
+
+
+@pytest.mark.slow
+def test_a_split_off_incident_that_ended_is_reopened_by_its_findings_and_not_merged_back(site):
+    one = site.report("node:n0")
+    site.report("gpu:n0.1")
+    assert set(site.shown()[one].members) == {"node:n0", "gpu:n0.1"}
+    made = site.people.split(one, ["gpu:n0.1"], ANN, "another fault")
+    site.clear("gpu:n0.1")
+    site.wait(12)
+    assert site.state(made.id) == "resolved"
+    assert site.report("gpu:n0.1", onset=site.now) == made.id
+    assert site.stored(one).members == ("node:n0",)
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_split_from_its_gpu_has_its_findings_also_after_its_end(site):
+    one = site.report("gpu:n0.0")
+    site.report("rank:1.0", detector="straggler")
+    assert set(site.shown()[one].members) == {"gpu:n0.0", "rank:1.0"}
+    made = site.people.split(one, ["rank:1.0"], ANN, "the data loader")
+    site.report("rank:1.0", detector="straggler_stall", onset=site.now)
+    assert site.stored(one).members == ("gpu:n0.0",)
+    assert site.kinds(one)[-1] == "split"
+    site.clear("rank:1.0")
+    site.wait(12)
+    assert site.state(made.id) == "resolved"
+    assert site.report("rank:1.0", detector="straggler", onset=site.now) == made.id
+    assert site.stored(one).members == ("gpu:n0.0",)
+
+
+@pytest.mark.slow
+def test_a_shared_cause_stays_while_it_explains_several_of_those_that_stay(site):
+    hot = [f"gpu:n{n}.{g}" for n in range(4) for g in range(4)]
+    one = site.report(*hot, detector="thermal_throttle")
+    assert site.shown()[one].cause == "rack:r0"
+    made = site.people.split(one, hot[:1], ANN, "a bad fan")
+    assert (made.cause, site.stored(one).cause) == (hot[0], "rack:r0")
+    site.people.split(one, hot[1:-1], ANN, "all the others")
+    assert site.stored(one).cause == hot[-1]
