@@ -18,7 +18,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.incidents.cases import Case, Change, ResolveMutes, classify_change, derive_id, is_only_retitled
+from pipeline.incidents.cases import (
+    Case,
+    Change,
+    ResolveMutes,
+    are_apart,
+    classify_change,
+    derive_id,
+    is_only_retitled,
+    visibility_order,
+)
+from pipeline.incidents.causes import MergeProposal
 from pipeline.incidents.confidence import make_explanation
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD, REOPEN_WINDOW, Desk, HasTelemetry
 from pipeline.model.errors import Refused
@@ -168,6 +178,26 @@ class RunningDesk(Desk):
         own.incident.resolved, own.incident.state = None, "open"
         own.resolved_by_person, own.folded_into = False, None
         return own
+
+    def _merge_cases(self, proposal: MergeProposal) -> None:
+        """See Desk. The incident that has the cause already takes in none that a person split from it."""
+        holder = self._find_open_by_cause(proposal.cause)
+        if holder is None or not are_apart((holder, *proposal.cases)):
+            super()._merge_cases(proposal)
+        elif joins := tuple(case for case in proposal.cases if not are_apart((holder, case))):
+            super()._merge_cases(replace(proposal, cases=joins))
+        else:
+            kept, *others = sorted(proposal.cases, key=visibility_order)
+            self._mark_changed(kept)
+            kept.incident.cause, kept.reason = proposal.cause, proposal.reason or kept.reason
+            for case in others:
+                self._absorb_case(kept, case)
+            kept.refresh_incident(self._causes, self._before[kept.incident.id], self.time)
+
+    def _absorb_case(self, kept: Case, case: Case) -> None:
+        """See Desk. What a person split from a merged incident stays apart from the one that has its findings now."""
+        kept.apart |= case.apart - {kept.incident.id}
+        super()._absorb_case(kept, case)
 
     def copy(self) -> RunningDesk:
         """Returns an independent copy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.model.records import Caller
-from tests.pipeline.living import LivingSite
+from tests.pipeline.living import SECOND, LivingSite
 
 ANN = Caller("ann", "operator", "10.0.0.7")
 
@@ -112,3 +112,33 @@ def test_a_shared_cause_stays_while_it_explains_several_of_those_that_stay(site)
     assert (made.cause, site.stored(one).cause) == (hot[0], "rack:r0")
     site.people.split(one, hot[1:-1], ANN, "all the others")
     assert site.stored(one).cause == hot[-1]
+
+
+@pytest.mark.slow
+def test_a_shared_cause_that_is_found_later_does_not_merge_back_what_was_split_off(site):
+    one = site.report("node:n0")
+    site.wait(40)
+    two = site.report("gpu:n0.0")
+    site.people.merge(one, [two], ANN, "one fault")
+    made = site.people.split(one, ["gpu:n0.0"], ANN, "two faults")
+    site.now += 10 * SECOND
+    later = [f"gpu:n0.{g}" for g in range(1, 4)]
+    site.report(*later)
+    assert set(site.stored(one).members) == {"node:n0", *later}
+    assert (site.state(made.id), site.stored(made.id).members) == ("open", ("gpu:n0.0",))
+
+
+@pytest.mark.slow
+def test_what_was_split_off_in_parts_may_get_the_shared_cause_without_the_incident_that_it_left(site):
+    one, parts = site.report("node:n0"), [f"gpu:n0.{g}" for g in range(4)]
+    site.wait(40)
+    for part in parts:
+        if (found := site.report(part)) != one:
+            site.people.merge(one, [found], ANN, "one fault")
+        site.people.split(one, [part], ANN, "a fault of its own")
+    site.now += 10 * SECOND
+    site.report(parts[0], detector="xid")
+    site.wait(2)
+    assert site.stored(one).members == ("node:n0",)
+    rest = [i for i in site.shown().values() if i.resolved is None and i.id != one]
+    assert sorted(member for i in rest for member in i.members) == parts
