@@ -19,8 +19,11 @@ COOLING = ("cdu", "loop", "connector", "pump", "reservoir", "filter")
 POWER = ("pdu", "shelf", "chassis", "circuit", "outlet", "output")
 MAX_ROWS = 200
 """Units listed per table. Chosen: the worst come first; an address with `entity` has any other."""
-NO_VALVE = "No connector reports the position of its valve (CoolantConnector ValvePositionPercent of Redfish)."
-_COOLING_HEAD: tuple[str, ...] = (
+NO_VALVE = (
+    '<p class="fp-empty">No connector reports the position of its valve (CoolantConnector ValvePositionPercent of '
+    "Redfish).</p>"
+)
+_COOLING_HEAD: Sequence[str] = (
     *("Unit", "Throttling", "Flow", "Supply", "Return", "ΔT", "Pressure", "Pump", "Valve", "Supplies"),
     "Incidents",
 )
@@ -185,17 +188,16 @@ def cooling(units: Sequence[Unit]) -> str:
         rows.append(_median_row(units))
     head, note = _COOLING_HEAD, ""
     if units and not valves:
-        at = head.index("Valve")
-        head, rows, note = (
-            _without(head, at),
-            [_without(row, at) for row in rows],
-            f'<p class="fp-empty">{NO_VALVE}</p>',
-        )
+        (head, rows), note = _drop_column("Valve", head, rows), NO_VALVE
     return linked.table(head, rows, "No cooling unit is known: no BMC of a CDU is read.", "Cooling units") + note
 
 
-def _without(row: Sequence[str], at: int) -> tuple[str, ...]:
-    return (*row[:at], *row[at + 1 :])
+def _drop_column(
+    name: str, head: Sequence[str], rows: Iterable[Sequence[str]]
+) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Returns head and rows of a table without one of its columns."""
+    at = head.index(name)
+    return (*head[:at], *head[at + 1 :]), [(*row[:at], *row[at + 1 :]) for row in rows]
 
 
 def find_valves(units: Iterable[Unit]) -> dict[str, Unit]:
@@ -311,7 +313,7 @@ def _incidents(unit: Unit) -> str:
 
 def power(units: Sequence[Unit]) -> str:
     """Returns the table of power units."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Sequence[str]] = []
     for u in units[:MAX_ROWS]:
         share, limit = load(u)
         words = [f"{signal_name(n)}: {u.values[n]}" for n in u.abnormal]
@@ -327,10 +329,10 @@ def power(units: Sequence[Unit]) -> str:
                 _incidents(u),
             )
         )
-    head: tuple[str, ...] = ("Unit", "Draw", "Of its limit", "Voltage", "Balance", "Status", "Supplies", "Incidents")
+    head: Sequence[str] = ("Unit", "Draw", "Of its limit", "Voltage", "Balance", "Status", "Supplies", "Incidents")
     at, note = head.index("Balance"), ""
     if rows and not any(row[at] for row in rows):
-        head, rows, note = _without(head, at), [_without(row, at) for row in rows], NO_BALANCE
+        (head, rows), note = _drop_column("Balance", head, rows), NO_BALANCE
     return linked.table(head, rows, "No PDU or power shelf is known: no BMC of one is read.", "Power units") + note
 
 

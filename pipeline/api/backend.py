@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
 import duckdb
@@ -48,7 +48,6 @@ class SenderStates:
     intervals: node -> event time between its last two messages (us), 0 if unknown.
     clock_errors: node -> error of its clock (us, above 0: ahead), only wrong clocks.
     newer: nodes whose agent is newer than the pipeline, so that their messages wait in their spools.
-    lags: topic -> how long its messages took to the store, of the last minutes.
     """
 
     arrivals: Mapping[str, int]
@@ -56,7 +55,6 @@ class SenderStates:
     intervals: Mapping[str, int]
     clock_errors: Mapping[str, int]
     newer: tuple[str, ...]
-    lags: Mapping[str, TopicLag] = field(default_factory=dict)
 
 
 Calibrated = Literal["pin", "unpin", "rollback"]
@@ -208,6 +206,10 @@ class Backend(Protocol):
 
     def read_senders(self) -> SenderStates:
         """Returns the state of every node that sends."""
+        ...
+
+    def read_lags(self) -> Mapping[str, TopicLag]:
+        """Returns topic -> how long its messages took to the store, of the last minutes."""
         ...
 
     def list_unready_reasons(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from pipeline.incidents.wrong_pages import WATCHED_SINCE
+from pipeline.incidents.wrong_pages import read_watched
 from pipeline.model.records import SECOND
 
 _DAY = 86_400 * SECOND
@@ -18,9 +18,7 @@ def count_pages(cursor: duckdb.DuckDBPyConnection, now: int, days: float) -> tup
 
     Nodes are those known now; a shorter time counts if the store has not watched as long.
     """
-    since = cursor.execute("SELECT value FROM meta WHERE key = $1", [WATCHED_SINCE]).fetchone()
-    nodes = cursor.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
+    nodes, watched = read_watched(cursor, now)
     counted = cursor.execute(_PAGES, [now - int(days * _DAY)]).fetchall()
-    seen = 0.0 if since is None else min((now - int(since[0])) / _DAY, days)
-    node_days = (int(nodes[0]) if nodes else 0) * seen
-    return {str(name): int(number) for name, number in counted}, node_days if seen >= 1 and node_days else None
+    seen = min(watched, days)
+    return {str(name): int(number) for name, number in counted}, nodes * seen if nodes and seen >= 1 else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 
 from pipeline.commands import doctor_senders
 from pipeline.commands.checks import Check
+from pipeline.commands.installed import is_node
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, NoAnswer, Unreachable
@@ -140,14 +140,9 @@ def package_names(config: Config, claims: Mapping[str, Sequence[str]] | None = N
     return Check("package names", "fail", ", ".join(sorted(set(foreign))), meaning, "make clean install")
 
 
-def _is_node() -> bool:
-    """Returns whether this installation lacks what a pipeline needs, as on a node."""
-    return importlib.util.find_spec("duckdb") is None
-
-
 def store(config: Config) -> Check:
     """Checks that the store can be opened, or that a running pipeline holds it."""
-    if _is_node():
+    if is_node():
         return Check("store", "info", "the pipeline is not installed here (extra 'pipeline'); a node needs no store")
     path = config.store.path
     place = _write_obstacle(path.parent)
@@ -245,7 +240,7 @@ def api(config: Config) -> Check:
         fix = "ps -o pid,stat,cmd -C fleetpulse  # T: kill -CONT PID; else restart the pipeline"
         return Check("api", "fail", str(error), meaning, fix, unreachable=True)
     except Unreachable as error:
-        if _is_node():
+        if is_node():
             return Check("api", "info", "no pipeline on this host; a node needs none")
         fix = "systemctl enable --now fleetpulse-pipeline" if UNIT_FOLDER.is_dir() else "fleetpulse pipeline"
         return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", fix)
@@ -255,7 +250,7 @@ def api(config: Config) -> Check:
         found = f"{client.base_url(config)} wants a token (HTTP {status})"
         meaning = "a pipeline runs, but tells this configuration nothing"
         fix = "run as root, or set [api] token_file to a file with a valid token"
-        return Check("api", "info" if _is_node() else "fail", found, meaning, fix)
+        return Check("api", "info" if is_node() else "fail", found, meaning, fix)
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
     found = "; ".join(map(str, reasons)) or f"HTTP {status}"
     meaning = "a pipeline runs but is not ready"
@@ -264,7 +259,7 @@ def api(config: Config) -> Check:
 
 def receivers(config: Config) -> Check | list[Check]:
     """Checks every receiver of alerts by its own health check. Sends nothing that people see."""
-    if _is_node():
+    if is_node():
         return Check("receivers", "info", "the pipeline is not installed here (extra 'pipeline')")
     from pipeline.commands.notify import check_receivers  # loads the notifier
 
@@ -273,7 +268,7 @@ def receivers(config: Config) -> Check | list[Check]:
 
 def topology(config: Config) -> Check | list[Check]:
     """Reads the configured sources of the site's topology."""
-    if _is_node():
+    if is_node():
         return Check("topology", "info", "the pipeline is not installed here (extra 'pipeline'), which reads it")
     from pipeline.commands.site_reload import list_settings  # imported here: a node has no reader of them
     from pipeline.topology.merge import merge_sources

@@ -31,6 +31,7 @@ from pipeline.incidents import calibrations, ledger
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.silences import parse_matchers
 from pipeline.ingest.admission import RULES
+from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
@@ -317,8 +318,11 @@ class PipelineBackend:
         progress = ingest.progress
         arrivals = engine.decommissioned.keep_senders(progress.arrivals) if engine else progress.arrivals
         intervals = {node: ingest.senders.interval_of(node) for node in arrivals}
-        lags = ingest.lags.summarize(self._service.clock())
-        return SenderStates(arrivals, progress.nodes, intervals, progress.clock_errors, progress.newer, lags)
+        return SenderStates(arrivals, progress.nodes, intervals, progress.clock_errors, progress.newer)
+
+    def read_lags(self) -> Mapping[str, TopicLag]:
+        """Returns topic -> how long its messages took to the store, of the last minutes."""
+        return self._service.ingest.lags.summarize(self._service.clock())
 
     def _count_sources(self) -> Sources:
         ingest, engine = self._service.ingest, self._service.engine

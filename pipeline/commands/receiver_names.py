@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Collection
 
+from pipeline.commands.installed import is_node
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 
@@ -22,7 +22,7 @@ def check_receivers(config: Config) -> None:
             if name not in known:
                 where = f"{config.source}: [[incidents.escalation]] {number + 1}: receivers = {list(step.receivers)!r}"
                 raise ConfigError(f"{where}: {name!r} is not a receiver; {_describe_known(name, known)}")
-    if importlib.util.find_spec("duckdb") is None:
+    if is_node():
         return
     from pipeline.notify.routes import build_rules
 

@@ -117,10 +117,11 @@ class JobLoss:
         if self.share and ended > self.counted:
             self.lost += self.rate * (ended - self.counted)
         self.counted = max(self.counted, ended)
+        when = f"ended {iso(ended)[:19]}Z"
         if not self.basis.startswith("ended "):
-            self.basis = f"ended {iso(ended)[:19]}Z{self._describe_end(ended - onset)}"
+            self.basis = f"{when}{self._describe_end(ended - onset)}"
         if fact is not None and fact.state == "lost" and ended >= onset and self.state != "lost":
-            self.state, self.basis = "lost", f"ended {iso(ended)[:19]}Z: {fact.text}"
+            self.state, self.basis = "lost", f"{when}: {fact.text}"
         self.state = "lost" if self.state in ("hanging", "lost") else "ended"
         self.stopped = self.stopped or self.state == "lost"
         self.share, self.slowdown = 0.0, None

@@ -11,7 +11,7 @@ from pipeline.incidents.desk import ACTOR
 from pipeline.judging.page_budget import LOGGED, family_of
 from pipeline.model.records import SECOND, Incident
 
-WATCHED_SINCE = "watched_since"
+_WATCHED_SINCE = "watched_since"
 """Row of `meta` with the time (UTC us) since which pages are counted."""
 _DAY = 86_400 * SECOND
 
@@ -48,14 +48,18 @@ def count_wrong_pages(
     connection: duckdb.DuckDBPyConnection, now: int, days: float, resets: Mapping[str, int]
 ) -> tuple[dict[str, int], float]:
     """Returns the wrong pages of each detector in the window, and its node-days; since a reset of the detector."""
-    connection.execute("INSERT OR IGNORE INTO meta VALUES ($1, $2)", [WATCHED_SINCE, str(now)])
-    since = connection.execute("SELECT value FROM meta WHERE key = $1", [WATCHED_SINCE]).fetchone()
-    nodes = connection.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
-    assert since is not None
-    seen = min(max((now - int(since[0])) / _DAY, 1.0), days)
+    connection.execute("INSERT OR IGNORE INTO meta VALUES ($1, $2)", [_WATCHED_SINCE, str(now)])
+    nodes, watched = read_watched(connection, now)
     rows = connection.execute(
         "SELECT detector, epoch_us(time) FROM wrong_pages WHERE time > make_timestamptz($1::BIGINT)",
         [now - int(days * _DAY)],
     ).fetchall()
     counted = Counter(str(name) for name, time in rows if time > resets.get(name, 0))
-    return dict(counted), max(int(nodes[0]) if nodes else 0, 1) * seen
+    return dict(counted), max(nodes, 1) * min(max(watched, 1.0), days)
+
+
+def read_watched(cursor: duckdb.DuckDBPyConnection, now: int) -> tuple[int, float]:
+    """Returns the known nodes, and for how many days the store has watched them; 0 before the first count."""
+    since = cursor.execute("SELECT value FROM meta WHERE key = $1", [_WATCHED_SINCE]).fetchone()
+    nodes = cursor.execute("SELECT count(*) FROM entity WHERE kind = 'node'").fetchone()
+    return int(nodes[0]) if nodes else 0, 0.0 if since is None else (now - int(since[0])) / _DAY

@@ -34,7 +34,7 @@ from pipeline.notify.routes import HeldMessages, Labels, Store, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
-from pipeline.store.retention import FIRES
+from pipeline.store.retention import FIRES, SENT_KEPT
 
 log = logging.getLogger("fleetpulse.notify")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ JITTER_FROM_S, JITTER = 120, 0.1
 """Delays from 2 min on vary by 10 %, so that messages that failed together are not retried together. Chosen."""
 WATCHDOG_INTERVAL_S = 300
 """Interval of the Watchdog (s): twice within the 10 min after which a dead man's switch should alarm. Chosen."""
-RETENTION_S = 7 * 86400
+RETENTION_S = SENT_KEPT // SECOND
 """Retention of delivered and dead payloads of resolved incidents, and of pending payloads for a receiver that is down
 (s); resolves of alerts that it received are kept for longer. Chosen."""
 DEAD_REPORT_S = 3600

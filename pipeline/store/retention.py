@@ -22,6 +22,8 @@ from pipeline.store.topology_lines import keep_unnamed
 
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
+SENT_KEPT = 7 * DAY
+"""Time for which messages to receivers are kept at least (us). Chosen."""
 GAP_ROWS = 100_000  # as many as can heal (MAX_GAPS of gaps.py)
 LETTER_ROWS = 100_000  # chosen: far more than a person reads; bytes are bounded too
 EVENT_ROWS = 2_000_000  # chosen: one per minute and node of 1,000 nodes for a day, or a quarter of a calmer fleet
@@ -260,7 +262,7 @@ def apply_bounds(database: Database, store: Store, now: int) -> None:
     values = {
         "now": now,
         "commits": now - HOUR,
-        "sent": now - 7 * DAY,  # as long as the notifier keeps them
+        "sent": now - SENT_KEPT,
         "routine": now - DAY,
         "gaps": now - int(store.gap_days * DAY),
         "letters": now - int(store.dead_letter_hours * HOUR),

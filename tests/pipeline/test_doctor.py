@@ -173,7 +173,7 @@ def test_an_api_that_wants_a_token_fails_with_that_reason_on_a_server_and_is_no_
     with run_server(401, {"error": "no token"}) as port:
         settings = dataclasses.replace(config, api=Api(port=port))
         found = doctor.api(settings)
-        monkeypatch.setattr(doctor, "_is_node", lambda: True)
+        monkeypatch.setattr(doctor, "is_node", lambda: True)
         assert doctor.api(settings).state == "info"
     assert (found.state, "wants a token (HTTP 401)" in found.found) == ("fail", True)
     assert "token_file" in found.fix

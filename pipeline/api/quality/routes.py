@@ -256,7 +256,7 @@ def quality(request: Request) -> Response:
             "more": max(0, len(sources.rows) - MAX_GROUPS),
             "detectors": sources.detectors,
             **stored,
-            "lags": [{"topic": topic, **asdict(lag)} for topic, lag in service.backend.read_senders().lags.items()],
+            "lags": [{"topic": topic, **asdict(lag)} for topic, lag in service.backend.read_lags().items()],
             "lag_window_s": WINDOW / SECOND,
             "late": _by_label(counters, "fleetpulse_rows_late_total"),
             "rejected_total": _by_label(counters, "fleetpulse_ingest_rejected_total"),

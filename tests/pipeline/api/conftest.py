@@ -28,6 +28,7 @@ from pipeline.config.acts import Acts
 from pipeline.config.sections import Api, Config
 from pipeline.incidents import calibrations, ledger
 from pipeline.incidents import ledger as mutes
+from pipeline.ingest.topic_lag import TopicLag
 from pipeline.judging.mutes import Mute, check_mute, warn_unknown_scope
 from pipeline.judging.page_budget import PageBudget
 from pipeline.model.errors import UsageError
@@ -77,6 +78,7 @@ class StoreBackend:
     refused: list[tuple[str, str, str]] = field(default_factory=list)
     clock: Callable[[], int] = field(default=lambda: NOW)
     senders: SenderStates = field(default_factory=lambda: SenderStates({}, {}, {}, {}, ()))
+    lags: dict[str, TopicLag] = field(default_factory=dict)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         return self.database.cursor()
@@ -184,6 +186,9 @@ class StoreBackend:
 
     def read_senders(self) -> SenderStates:
         return self.senders
+
+    def read_lags(self) -> Mapping[str, TopicLag]:
+        return self.lags
 
     def list_unready_reasons(self) -> list[str]:
         return self.reasons

@@ -256,11 +256,11 @@ def test_the_space_that_stays_free_is_at_most_a_twentieth_of_the_disk(backend, t
 
 
 def test_the_lag_of_topics_is_that_of_ingest_and_none_is_made_up(client, backend) -> None:
-    backend.senders = senders((), lags={"telemetry.v1": TopicLag(3840, 5.6, 74.0, 131.0)})
+    backend.lags = {"telemetry.v1": TopicLag(3840, 5.6, 74.0, 131.0)}
     table = client.get("/api/v1/quality").json()
     wanted = {"topic": "telemetry.v1", "messages": 3840, "p50": 5.6, "p99": 74.0, "longest": 131.0}
     assert (table["lags"], table["lag_window_s"]) == ([wanted], 300.0)
-    backend.senders = senders(())
+    backend.lags = {}
     assert client.get("/api/v1/quality").json()["lags"] == []
 
 
