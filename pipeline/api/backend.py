@@ -192,8 +192,9 @@ class Backend(Protocol):
         """Sends dead messages again; returns those that are."""
         ...
 
-    def receive_pagerduty(self, name: str, signature: str, body: bytes) -> str:
-        """Applies an event of PagerDuty; returns the changes. Raises KeyError, PermissionError, ValueError."""
+    def receive_pagerduty(self, name: str, signature: str, body: bytes, origin: str) -> str:
+        """Applies an event of PagerDuty that came from `origin`; returns the changes. Raises KeyError,
+        PermissionError, ValueError."""
         ...
 
     def list_modes(self) -> Sequence[Mapping[str, Any]]:

@@ -80,6 +80,8 @@ class Guard:
             _LOG.exception("%s %s failed", scope["method"], scope["path"])
             if not watched.started:
                 await make_problem(500, "internal error; see the log of the pipeline")(scope, receive, watched.send)
+        if refusal is None and REFUSED in scope:  # by a route that checks a signature itself
+            await self._audit(scope, *scope[REFUSED])
 
     def _find_refusal(self, scope: Scope) -> ProblemResponse | None:
         """Returns the answer that rejects the request; None if it is allowed."""
@@ -95,7 +97,7 @@ class Guard:
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 return make_problem(415, "expected Content-Type: application/json")
         if is_signed or scope["path"] in OPEN_PATHS:
-            scope[USER] = Caller("local", "admin", _origin(scope))
+            scope[USER] = Caller("unknown", "viewer", _origin(scope))
             return None
         return self._identify(scope, headers)
 

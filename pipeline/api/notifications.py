@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.api.guard import USER
+from pipeline.api.guard import REFUSED, USER
 from pipeline.api.service import get_context, json_response
 from pipeline.incidents import ledger
 
@@ -115,12 +115,13 @@ async def pagerduty(request: Request, name: str) -> Response:
     """PagerDuty's webhook v3: an acknowledgement there is one here. Needs its signature, and no token."""
     body = await request.body()
     signature = request.headers.get("x-pagerduty-signature", "")
-    backend = get_context(request).backend
+    backend, origin = get_context(request).backend, request.scope[USER].origin
     try:
-        done: Any = await run_in_threadpool(backend.receive_pagerduty, name, signature, body)
+        done: Any = await run_in_threadpool(backend.receive_pagerduty, name, signature, body, origin)
     except KeyError as error:
         raise HTTPException(404, f"receiver {name!r} takes no webhook of PagerDuty: no webhook_secret_file") from error
     except PermissionError as error:
+        request.scope[REFUSED] = request.scope[USER], "the signature is not that of webhook_secret_file"
         raise HTTPException(401, "the signature is not that of webhook_secret_file") from error
     except ValueError as error:
         raise HTTPException(400, str(error)) from error

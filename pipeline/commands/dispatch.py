@@ -139,7 +139,7 @@ def _audit(given: argparse.Namespace) -> int:
         print_message(f"fleetpulse: {text}")
         return 0 if whole else 1
     rows, columns, broken = people.run_audit(load_config(given.config), given)
-    _print_for_people(rows, columns, given)
+    _print_for_people(people.wrap_last(rows, columns) if given.output == "table" else rows, columns, given)
     if broken is not None:
         print_message(f"fleetpulse: row {broken} of the audit was changed, or the row before it is missing")
     return 0 if broken is None else 1
@@ -174,13 +174,17 @@ def _executor(given: argparse.Namespace) -> int:
 
 
 def _token(given: argparse.Namespace) -> int:
+    """A new token alone is on stdout in the form for people, so that a shell can keep it: TOKEN=$(fleetpulse ...)."""
     from pipeline.commands import people
 
-    rows, columns, text = people.run_token(load_config(given.config), given)
-    _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given)
-    if text and given.output == "table":
-        sys.stdout.write(f"\n{text}\n")
-        print_message("fleetpulse: this token is shown once; keep it in a file that only its owner can read")
+    config = load_config(given.config)
+    rows, columns, text = people.run_token(config, given)
+    if not text or given.output != "table":
+        _print_for_people([{**row, **({"token": text} if text else {})} for row in rows], columns, given)
+    elif text:
+        sys.stdout.write(f"{text}\n")
+    for line in people.explain_token(config, rows[0]) if text else ():
+        print_message(f"fleetpulse: {line}")
     return 0
 
 

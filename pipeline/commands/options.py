@@ -41,6 +41,45 @@ def parse_seconds(text: str) -> float:
     return found
 
 
+MOST_HOURS = 87_600.0
+"""Longest duration (h). Chosen: ten years; a longer one is a typing error, and its end may be no date."""
+
+
+def parse_hours(text: str) -> float:
+    """Returns hours above 0 and at most MOST_HOURS. Raises ArgumentTypeError."""
+    if (found := parse_hours_or_none(text)) == 0:
+        raise _refuse(text, f"a number of hours above 0 and at most {MOST_HOURS:,.0f}")
+    return found
+
+
+def parse_hours_or_none(text: str) -> float:
+    """Like `parse_hours`, and 0, which means without an end."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= MOST_HOURS:
+        raise _refuse(text, f"a number of hours, at most {MOST_HOURS:,.0f}")
+    return found
+
+
+def parse_time(text: str) -> str:
+    """Returns an ISO 8601 time as it was given. Raises ArgumentTypeError."""
+    from datetime import datetime
+
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        raise _refuse(text, "a time like 2026-01-31T08:00:00Z, in UTC if it names no zone") from error
+    return text
+
+
+def _refuse(text: str, expected: str) -> Exception:
+    from argparse import ArgumentTypeError
+
+    return ArgumentTypeError(f"{text[:60]!r}; expected {expected}")
+
+
 def option(name: str, text: str, **settings: object) -> tuple[tuple[str], dict[str, object]]:
     """Returns an option or argument; its metavar is its name in capitals."""
     named = {} if settings.get("action") or settings.get("choices") else {"metavar": name.strip("-").upper()}
@@ -53,10 +92,10 @@ WHY = option("--comment", "why, for the history", metavar="TEXT", required=True)
 REASON = option("--reason", "why, for the next person on call", metavar="TEXT", required=True)
 VERSION = option("--if-version", "refuse unless it still has this version", type=int, metavar="N", dest="expected")
 ALL = option("--all", "also what has ended", action="store_true")
-HOURS = option("--hours", "duration, at most 720", type=float, metavar="H", required=True)
-MORE_HOURS = option("--hours", "hours to add to its end", type=float, metavar="H", required=True)
-STARTS = option("--starts", "start, ISO 8601 (default: now)", metavar="TIME")
-SINCE = option("--since", "from this time on, ISO 8601", metavar="TIME")
+HOURS = option("--hours", "duration, at most 720", type=parse_hours, metavar="H", required=True)
+MORE_HOURS = option("--hours", "hours to add to its end", type=parse_hours, metavar="H", required=True)
+STARTS = option("--starts", "start, ISO 8601 (default: now)", type=parse_time, metavar="TIME")
+SINCE = option("--since", "from this time on, ISO 8601", type=parse_time, metavar="TIME")
 MATCHERS = option("matchers", "such as 'rack=~\"r1|r2\"' severity!=info", nargs="+", metavar="MATCHER")
 SILENCE = option("id", "id from the list")
 STATES = ("open", "acknowledged", "silenced", "resolved")

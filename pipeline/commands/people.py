@@ -231,6 +231,17 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
     return rows, TOKENS, text
 
 
+def explain_token(config: Config, made: Mapping[str, Any]) -> list[str]:
+    """Returns what a person needs to know of a new token; the first one closes an API that asked for none."""
+    until = "never expires" if made["expires"] is None else f"expires {made['expires'][:10]}"
+    lines = [f"{made['role']} token {made['id']} of {made['owner']}, {until}; shown once: keep it in a private file"]
+    if config.api.token_file is None and len(tokens.load_role_tokens(tokens.find_role_file(config.store.path))) == 1:
+        lines.append(f"from now on the API answers nobody without a token; here: export {client.TOKEN_VARIABLE}=...")
+        if config.dashboard.token_file is None:
+            lines.append("the dashboard needs one too: [dashboard] token_file (docs/dashboard.md)")
+    return lines
+
+
 def run_share(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     """Returns what nodes have in common that others have not; for people, only significant values if there are some."""
     asked = {"incident": given.incident, "within": given.within}

@@ -13,6 +13,9 @@ from pipeline.commands.options import (
     VERSION,
     WHY,
     option,
+    parse_hours,
+    parse_hours_or_none,
+    parse_time,
 )
 
 TYPE_CHECKING = False
@@ -27,7 +30,9 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         (
             INCIDENT_IDS,
             COMMENT,
-            option("--hours", "until it expires; 0: never (default: as configured)", type=float, metavar="H"),
+            option(
+                "--hours", "until it expires; 0: never (default: as configured)", type=parse_hours_or_none, metavar="H"
+            ),
             VERSION,
             OUTPUT,
         ),
@@ -69,8 +74,8 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "handover": (
         "show open, muted and pending incidents, and what changed since your shift began",
         (
-            option("--hours", "length of the shift (default: 8)", type=float, default=8.0, metavar="H"),
-            option("--since", "start of the shift, ISO 8601", metavar="TIME"),
+            option("--hours", "length of the shift (default: 8)", type=parse_hours, default=8.0, metavar="H"),
+            option("--since", "start of the shift, ISO 8601", type=parse_time, metavar="TIME"),
             OUTPUT,
         ),
     ),

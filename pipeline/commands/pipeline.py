@@ -252,7 +252,7 @@ class PipelineBackend:
             rows = ledger.list_notifications(cursor, most=MOST_REPLAYED)
         return [row for row in rows if row["id"] in found]
 
-    def receive_pagerduty(self, name: str, signature: str, body: bytes) -> str:
+    def receive_pagerduty(self, name: str, signature: str, body: bytes, origin: str) -> str:
         """Acknowledges what a person acknowledged in PagerDuty; everything else that a person did is a comment."""
         event = self._service.notifier.receivers[name].read_webhook(signature, body)
         if not event.person or not event.incident:
@@ -261,10 +261,11 @@ class PipelineBackend:
         if event.incident.startswith(GROUP_PREFIX):
             with contextlib.closing(self.cursor()) as cursor:
                 incidents = ledger.list_group_incidents(cursor, name, event.incident)
-        done = [one for one in incidents if self._apply_pagerduty(event, one)]
+        person = Caller(event.person, "operator", f"{origin} via receiver {name}")
+        done = [one for one in incidents if self._apply_pagerduty(event, person, one)]
         return f"{event.kind} by {event.person}: {', '.join(done) or 'nothing to change'}"
 
-    def _apply_pagerduty(self, event: InboundEvent, incident: str) -> bool:
+    def _apply_pagerduty(self, event: InboundEvent, person: Caller, incident: str) -> bool:
         """Returns whether the event changed an incident; a repeated one changes nothing."""
         with contextlib.closing(self.cursor()) as cursor:
             try:
@@ -275,10 +276,10 @@ class PipelineBackend:
         if any(row["actor"] == event.person and event.id in row["comment"] for row in known["history"]):
             return False
         if event.kind == "acknowledged" and known["state"] == "open":
-            self.acknowledge(incident, event.person, f"{text} ({event.id})")
+            self.acknowledge(incident, person, f"{text} ({event.id})")
         elif event.kind in ("acknowledged", "unacknowledged", "resolved", "reassigned", "escalated", "annotated"):
             said = f": {event.comment}" if event.comment else ""
-            self.comment(incident, event.person, f"{text} ({event.id}){said}")
+            self.comment(incident, person, f"{text} ({event.id}){said}")
         else:
             return False
         return True

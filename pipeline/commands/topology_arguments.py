@@ -1,6 +1,8 @@
-"""The arguments of `fleetpulse topology`. Imports nothing, for a fast --help."""
+"""The arguments of `fleetpulse topology`."""
 
 from __future__ import annotations
+
+from pipeline.commands.options import parse_time
 
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def make_verbs(output: Any) -> Mapping[str, tuple[str, tuple[Any, ...]]]:
             "show what an entity is part of, its members, since when, and which source says so",
             (
                 (("entity",), {"metavar": "ENTITY", "help": "such as node:n042 or rack:r12"}),
-                (("--time",), {"metavar": "TIME", "help": "ISO 8601 (default: now)"}),
+                (("--time",), {"type": parse_time, "metavar": "TIME", "help": "ISO 8601 (default: now)"}),
                 output,
             ),
         ),

@@ -20,6 +20,7 @@ from pipeline.commands.options import (
     VERSION,
     WHY,
     option,
+    parse_time,
 )
 from pipeline.commands.report_arguments import DAYS
 from pipeline.commands.topology_arguments import make_verbs
@@ -70,7 +71,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
             (
                 SILENCE,
                 option("matchers", "in place of those it has", nargs="*", metavar="MATCHER"),
-                option("--ends", "new end, ISO 8601", metavar="TIME"),
+                option("--ends", "new end, ISO 8601", type=parse_time, metavar="TIME"),
                 option("--reason", "new reason", metavar="TEXT"),
                 VERSION,
                 OUTPUT,
@@ -169,7 +170,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
                     ("scope",),
                     {"metavar": "SCOPE", "help": "an entity such as rack:r12 and all below it; '*': everywhere"},
                 ),
-                (("--hours",), {"type": float, "metavar": "H", "required": True, "help": "duration, at most 720"}),
+                HOURS,
                 (("--reason",), {"metavar": "TEXT", "required": True, "help": "why, for the next person on call"}),
                 OUTPUT,
             ),

@@ -113,12 +113,16 @@ def _send(config: Config, request: urllib.request.Request, timeout: float, is_fi
 
 
 def _name_token(config: Config, status: int, answer: Any) -> Any:
-    """Returns the answer to a refused token; it says so if the environment overrode the configured file."""
-    if status not in (401, 403) or not isinstance(answer, dict) or not os.environ.get(TOKEN_VARIABLE):
-        return answer
-    if config.api.token_file is None:
+    """Returns the answer to a refused token; it says which one was sent, or how to send one."""
+    if status not in (401, 403) or not isinstance(answer, dict):
         return answer
     detail = answer.get("detail") or answer.get("title")
+    if not os.environ.get(TOKEN_VARIABLE):
+        if config.api.token_file is not None or status == 403:
+            return answer
+        return {**answer, "detail": f"no token was sent; export {TOKEN_VARIABLE}=..., or set [api] token_file"}
+    if config.api.token_file is None:
+        return answer
     return {**answer, "detail": f"{detail}; the token is that of {TOKEN_VARIABLE}, not of {config.api.token_file}"}
 
 

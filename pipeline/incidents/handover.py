@@ -102,7 +102,7 @@ def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
     sections: Sequence[tuple[str, list[str]]] = (
         ("Open", [_incident_line(i) for i in found["open"]]),
         ("Muted", [_incident_line(i) for i in muted["incidents"]]),
-        ("Silences", [f"{s['id']}  {s['kind']} until {_short(s['until'])}  {s['reason']}" for s in muted["silences"]]),
+        ("Silences", [_silence_line(s) for s in muted["silences"]]),
         ("Pending", [f"{_short(p['time'])}  {p['id']}  {p['what']}: {p['about']}" for p in found["pending"]]),
         (
             f"Changed since {_short(found['since'])}",
@@ -118,6 +118,11 @@ def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
 def _incident_line(incident: Mapping[str, Any]) -> str:
     who = incident["assignee"] or incident["acknowledged_by"] or "nobody"
     return f"{incident['id']}  {incident['severity']:<6}  {incident['state']:<12}  {who:<10}  {incident['summary']}"
+
+
+def _silence_line(silence: Mapping[str, Any]) -> str:
+    until = f"{silence['kind']} until {_short(silence['until'])}"
+    return f"{silence['id']}  {until}  {silence['text']}  {silence['author']}: {silence['reason']}"
 
 
 def _short(time: str) -> str:

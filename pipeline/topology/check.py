@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from pipeline.model.topology import ParentGraph, kind_of
 from pipeline.topology.merge import MergedTopology
+from pipeline.topology.physical import find_impossible, find_misspelt_kinds
 from pipeline.topology.source import SourceTopology
 
 LEAST_LIKENESS = 0.8
@@ -15,7 +18,8 @@ LEAST_LIKENESS = 0.8
 MOST_SUGGESTED = 200
 """Most names for which a similar one is searched, which takes 1 ms for each 1,000 candidates. Chosen."""
 MOST_COMPARED = 20_000
-"""Most candidates of a search. Chosen: twice the nodes of the largest site."""
+"""Most candidates of a search. Chosen: more than the nodes of the largest site."""
+_DIGITS = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,30 @@ def check_sources(named: Mapping[str, SourceTopology], merged: MergedTopology) -
     for conflict in merged.conflicts:
         text = f"{', '.join(conflict.used)}; {conflict.other_by} says {', '.join(conflict.other)}"
         problems.append(Problem("warning", "conflict", conflict.by, conflict.entity, text, "the first source counts"))
+    for source, found in named.items():
+        problems += _physical(source, found)
     return problems + list(_unknown_parents(merged)) + list(_near_misses(merged))
+
+
+def _physical(source: str, found: SourceTopology) -> Iterator[Problem]:
+    """Lines of one source that cannot be true, each with the place of its entity's first line."""
+    for check, problems in (
+        ("impossible", find_impossible(found.parents)),
+        ("unknown kind", find_misspelt_kinds(found.parents)),
+    ):
+        for entity, text, hint in problems:
+            place = found.places.get(entity, "")
+            yield Problem("warning", check, source, entity, f"{place}: {text}" if place else text, hint)
 
 
 def _unknown_parents(merged: MergedTopology) -> Iterator[Problem]:
     """Parents of a kind of which others have a line, but not they: usually a typing error."""
     lined = {kind_of(entity) for entity, above in merged.parents.items() if above}
-    by_kind = _by_kind(merged.parents)
+    by_kind = {kind: _KnownNames(names) for kind, names in _by_kind(merged.parents).items()}
     for (entity, parent), source in _first_of_each_parent(merged).items():
         kind = kind_of(parent)
         if parent not in merged.parents and kind in lined:
-            close = _closest(parent, by_kind.get(kind, ()))
+            close = by_kind[kind].closest(parent)
             hint = f"did you mean {close}?" if close else f"add a line for {parent}"
             yield Problem("warning", "unknown parent", source, parent, f"has no line; first parent of {entity}", hint)
 
@@ -123,19 +140,37 @@ def check_against_telemetry(
 
 
 def _missing(missing: list[str], others: set[str], check: str, text: str) -> Iterator[Problem]:
+    known = _KnownNames(others)
     for number, entity in enumerate(missing):
-        close = _closest(entity, others) if number < MOST_SUGGESTED else ""
+        close = known.closest(entity) if number < MOST_SUGGESTED else ""
         yield Problem("warning", check, "", entity, text, f"did you mean {close}?" if close else "")
 
 
-def _closest(entity: str, others: Collection[str]) -> str:
-    """The other name that is most similar; the short name of a host is similar to its long one."""
-    kind, _, name = entity.partition(":")
-    for short in (e for e in others if e.partition(":")[2].partition(".")[0] == name.partition(".")[0]):
-        if kind == "node" and short != entity:
-            return f"{short} (short_names = true)"
-    near = difflib.get_close_matches(entity, list(others)[:MOST_COMPARED], 1, LEAST_LIKENESS)
-    return near[0] if near else ""
+class _KnownNames:
+    """Names of one kind, to find the one that was meant.
+
+    Names with other numbers are never meant: node 41 is not a misspelt node 42.
+    """
+
+    def __init__(self, entities: Iterable[str]) -> None:
+        self._by_numbers: dict[tuple[int, ...], list[str]] = {}
+        self._by_host: dict[str, str] = {}
+        for entity in islice(entities, MOST_COMPARED):
+            self._by_numbers.setdefault(_numbers(entity), []).append(entity)
+            if kind_of(entity) == "node":
+                self._by_host.setdefault(entity.partition(".")[0], entity)
+
+    def closest(self, entity: str) -> str:
+        """The name that is most similar, or empty; the short name of a host is similar to its long one."""
+        host = self._by_host.get(entity.partition(".")[0])
+        if host is not None and host != entity:
+            return f"{host} (short_names = true)"
+        near = difflib.get_close_matches(entity, self._by_numbers.get(_numbers(entity), ()), 1, LEAST_LIKENESS)
+        return near[0] if near else ""
+
+
+def _numbers(entity: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in _DIGITS.findall(entity.partition(":")[2]))
 
 
 def _by_kind(entities: Iterable[str]) -> dict[str, list[str]]:

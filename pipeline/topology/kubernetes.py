@@ -35,7 +35,7 @@ def read_labels(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
     chains: dict[str, dict[str, str]] = {}  # group -> kind of a label -> the one group over it; "" for several
     for file in files:
         document = parse_json(file, _EXPECTED)
-        items = document.get("items", [document]) if isinstance(document, dict) else document
+        items = _items(file, document)
         for place, row in list_rows(items, file, "items"):
             if row.get("kind", "Node") != "Node":
                 raise file.fault(place, f"is a {str(row.get('kind'))[:40]}", _EXPECTED)
@@ -47,6 +47,15 @@ def read_labels(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
         over = next((entity for entity in above.values() if entity), "")
         found.add(files[0], f"group {group[:60]}", group, (over,) if over else ())
     return found
+
+
+def _items(file: SourceFile, document: Any) -> Any:
+    """The rows of a list, or one node. The items of the API's lists do not say what they are, their list does."""
+    if not isinstance(document, dict):
+        return document
+    if "items" in document and (kind := document.get("kind", "List")) not in ("List", "NodeList"):
+        raise file.fault("kind", f"{str(kind)[:40]!r}", f"List or NodeList: {_EXPECTED}")
+    return document.get("items", [document])
 
 
 def _groups(file: SourceFile, place: str, row: Mapping[str, Any], naming: Naming) -> dict[str, str]:

@@ -67,6 +67,7 @@ class SourceTopology:
     """What a source says. parents: entity -> its parents, nearest first.  open_ends: ports of cables with one end.
 
     duplicates: entity -> the places that describe it differently.  remarks: parts left out, and how many more.
+    places: entity -> where its first line is, such as `line 12`.
     """
 
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class SourceTopology:
     duplicates: dict[str, list[str]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     more_remarks: int = 0
-    _places: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)
 
     def add(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
@@ -86,6 +87,7 @@ class SourceTopology:
         if fresh and (fault := find_entity_fault(fresh)):
             raise file.fault(place, fault, "an entity like node:n042")
         self._checked.update(fresh)
+        self.places.setdefault(entity, place)
         if entity in above:
             raise file.fault(place, f"{quote_text(entity)} is its own parent", "another parent")
         known = self.parents.get(entity)
@@ -99,7 +101,7 @@ class SourceTopology:
 
     def define(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
         """Like `add`, for the one line that defines an entity: two of them that differ are duplicates."""
-        before, above = self._places.setdefault(entity, place), tuple(dict.fromkeys(parents))
+        before, above = self.places.setdefault(entity, place), tuple(dict.fromkeys(parents))
         if before != place and self.parents.get(entity) != above:
             self.duplicates.setdefault(entity, [before]).append(place)
             return

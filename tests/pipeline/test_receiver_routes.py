@@ -97,6 +97,9 @@ def test_an_acknowledgement_in_pagerduty_is_one_here_by_the_person_once(served: 
     assert detail["state"] == "acknowledged"
     rows = [(row["kind"], row["actor"]) for row in detail["history"]]
     assert rows == [("opened", "fleetpulse"), ("acknowledged", "pagerduty:Bo Berg")]
+    (row,) = served.get("/api/v1/audit")["audit"]
+    assert (row["actor"], row["role"], row["action"]) == ("pagerduty:Bo Berg", "operator", "acknowledge")
+    assert row["origin"].endswith(" via receiver pager")
     served.report("resolved", incident)
     assert served.get(f"/api/v1/incidents/{incident}")["history"][-1]["comment"].startswith("resolved in PagerDuty")
     assert served.get(f"/api/v1/incidents/{incident}")["resolved"] is None, "the fault is still there"
@@ -105,6 +108,9 @@ def test_an_acknowledgement_in_pagerduty_is_one_here_by_the_person_once(served: 
 def test_only_pagerdutys_signature_opens_its_route_and_opens_nothing_else(served: Served) -> None:
     incident = served.open_incident()
     assert served.report("acknowledged", incident, secret="wrong").status_code == 401
+    (row,) = served.get("/api/v1/audit")["audit"]
+    assert (row["actor"], row["outcome"], row["target"]) == ("unknown", "refused", "")
+    assert row["reason"] == "the signature is not that of webhook_secret_file"
     assert served.report("acknowledged", incident, name="deaf").status_code == 404
     assert served.report("acknowledged", incident, name="hook").status_code == 404
     assert served.report("acknowledged", incident, name="nobody").status_code == 404

@@ -185,11 +185,18 @@ def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, 
     assert run("ack", page, "--if-version", "7")[0] == 4
     assert run("reopen", page, "--comment", "x")[0] == 4
     assert run("silences", "add", "a!=b", "--hours", "1", "--reason", "x")[0] == 2
-    code, out, _ = run("token", "create", "eve", "--role", "viewer")
+    code, out, err = run("token", "create", "eve", "--role", "viewer")
     assert code == 0
-    token = out.splitlines()[-1]
+    token = out.strip()
+    assert token.isprintable()
+    assert "viewer token" in err
+    assert "from now on the API answers nobody without a token; here: export FLEETPULSE_TOKEN=..." in err
+    assert "[dashboard] token_file" in err
+    assert "from now on" not in run("token", "create", "bob", "--role", "viewer")[2]
     assert token not in (tmp_path / "store.duckdb.tokens").read_text()
-    assert run("incidents")[0] == 4
+    code, _, err = run("incidents")
+    assert code == 4
+    assert "no token was sent; export FLEETPULSE_TOKEN=..., or set [api] token_file" in err
     monkeypatch.setenv("FLEETPULSE_TOKEN", token)
     assert run("incidents")[0] == 0
     code, _, said = run("ack", page)
@@ -197,6 +204,25 @@ def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, 
     id_ = run("token")[1].splitlines()[1].split()[0]
     assert "revoked" in run("token", "revoke", id_)[1]
     assert run("incidents")[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("handover", "--hours", "nan"), "--hours: 'nan'; expected a number of hours, at most 87,600"),
+        (("handover", "--hours", "1e9"), "--hours: '1e9'; expected a number of hours"),
+        (("ack", "x", "--hours", "-1"), "--hours: '-1'; expected a number of hours, at most"),
+        (("silences", "extend", "x", "--hours", "0"), "--hours: '0'; expected a number of hours above 0"),
+        (("handover", "--since", "yesterday"), "--since: 'yesterday'; expected a time like 2026-01-31T08:00:00Z"),
+        (("audit", "--since", ""), "--since: ''; expected a time"),
+        (("topology", "show", "node:n1", "--time", "3 am"), "--time: '3 am'; expected a time"),
+    ],
+)
+def test_a_wrong_duration_or_time_is_refused_before_anything_is_asked(words, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        fleetpulse.main([*words])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_completion_knows_every_command_verb_and_option():

@@ -108,3 +108,10 @@ def test_a_hundred_thousand_brackets_or_quotes_end_soon(example: Example) -> Non
         with pytest.raises(UsageError):
             read(example.format, text)
     assert time.process_time() - began < 10
+
+
+def test_a_list_of_the_kubernetes_api_that_is_not_of_nodes_is_refused() -> None:
+    row = '{"metadata": {"name": "web-0", "labels": {}}}'
+    assert list(read("kubernetes", f'{{"kind": "NodeList", "items": [{row}]}}').parents) == ["node:web-0"]
+    with pytest.raises(UsageError, match=r"site.file: kind: 'PodList'; expected List or NodeList"):
+        read("kubernetes", f'{{"kind": "PodList", "items": [{row}]}}')
