@@ -1,7 +1,7 @@
 """`fleetpulse support`: an archive for those who help: versions, configuration, checks, states, logs; no secrets.
 
-What every file of secrets contains is replaced wherever it stands, addresses in the configuration lose all but the
-host, and no telemetry is in it.
+What every file of secrets contains is replaced wherever it stands, addresses lose all but the host, and no telemetry
+is in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from pipeline.commands.arguments import read_version
 from pipeline.config.changes import flatten
@@ -33,7 +34,9 @@ LOG_LINES = "2000"
 ANSWERS = {"readyz": "/readyz", "detectors": "/api/v1/detectors", "quality": "/api/v1/quality"}
 MIN_SECRET = 6
 """Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
-_URL = re.compile(r"(\w+://)(?:[^/@\s'\"]*@)?([^/\s'\",]+)([^\s'\",]*)")
+_URL = re.compile(r"(\w[\w+.-]*://)((?:\\\\|[^\s'\"<>\\])*)")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^][:@]+)(?::[0-9]*)?")
+"""An authority without a user; anything else may be half of a password that has a slash."""
 
 
 def write_support(config: Config, target: Path, doctor: str) -> list[str]:
@@ -63,7 +66,8 @@ def collect(config: Config, doctor: str) -> Iterator[tuple[str, str]]:
     yield "version.txt", f"fleetpulse {read_version()}\n"
     yield "system.txt", describe_system()
     yield "packages.txt", "".join(sorted(f"{d.name} {d.version}\n" for d in importlib.metadata.distributions()))
-    yield "configuration.json", json.dumps(dict(flatten(config)), indent=1, default=str)
+    values = {key: hide_addresses(value) for key, value in flatten(config)}
+    yield "configuration.json", json.dumps(values, indent=1, default=str)
     yield "doctor.json", doctor
     yield "folders.txt", "".join(map(describe_folder, (config.spool.directory, config.store.path.parent)))
     for path in sorted(config.spool.directory.glob("**/*status.json")):
@@ -114,20 +118,59 @@ def ask(config: Config, route: str) -> str:
 
 
 def find_secrets(config: Config) -> list[str]:
-    """Returns what the files of secrets contain: each line, and what follows a colon in it; the longest first."""
-    found: set[str] = set()
+    """Returns what the files of secrets contain, as text and as JSON and addresses write it; the longest first.
+
+    Of each line: all of it, what follows a colon, and the words of that (`Authorization: Bearer TOKEN`). Of addresses
+    in the configuration: the password.
+    """
+    found = {part for _, value in flatten(config) for part in _find_passwords(value)}
     for path in list_secret_files(config).values():
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
         for line in lines:
-            found |= {line.strip(), line.partition(":")[2].strip()}
-    return sorted((text for text in found if len(text) >= MIN_SECRET), key=len, reverse=True)
+            value = line.partition(":")[2].strip()
+            found |= {line.strip(), value, *value.split()}
+    written = {form for text in found for form in (text, json.dumps(text)[1:-1], quote(text, safe=""))}
+    return sorted((text for text in written if len(text) >= MIN_SECRET), key=len, reverse=True)
+
+
+def _find_passwords(value: Any) -> Iterator[str]:
+    """Yields what stands between the scheme and the last @ of an address, after its first colon if it has one."""
+    for one in value if isinstance(value, list) else (value,):
+        if isinstance(one, str) and "://" in one and "@" in one:
+            name, _, password = one.partition("://")[2].rpartition("@")[0].partition(":")
+            yield from (password or name, unquote(password or name))
+
+
+def hide_addresses(value: Any) -> Any:
+    """Returns a value of the configuration; an address, which may contain quotes and spaces, without its secrets."""
+    if isinstance(value, list):
+        return [hide_addresses(one) for one in value]
+    if isinstance(value, str) and (found := re.fullmatch(r"(\w[\w+.-]*://)(.*)", value, re.DOTALL)):
+        return found[1] + _hide_rest(found[2])
+    return value
 
 
 def hide(text: str, secrets: list[str]) -> str:
     """Returns the text without secrets, and addresses without user, path and query, in which services have keys."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
-    return _URL.sub(lambda found: f"{found[1]}{found[2]}{'/' + HIDDEN if found[3] not in ('', '/') else ''}", text)
+    return _URL.sub(_hide_address, text)
+
+
+def _hide_address(found: re.Match[str]) -> str:
+    rest = found[2].rstrip(".,;:)]}") if not found[2].endswith("]") else found[2]
+    return found[1] + _hide_rest(rest) + found[2][len(rest) :]
+
+
+def _hide_rest(rest: str) -> str:
+    """Returns the host of an address without its scheme, and whether more followed; if in doubt not even the host."""
+    if not rest or rest.startswith(HIDDEN):
+        return rest
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    below, host = rest[len(authority) :], authority.rpartition("@")[2]
+    if "@" in below or not _HOST.fullmatch(host):
+        return HIDDEN
+    return host + (f"/{HIDDEN}" if below not in ("", "/") else "")

@@ -21,6 +21,7 @@ FOLDER, FILE = 0o700, 0o600
 SECRET_KEYS = (
     *("token_file", "password_file", "key_file", "headers_file", "keytab_file"),
     *("url_file", "urls_file", "routing_key_file", "signing_secret_file", "webhook_secret_file"),
+    *("secret_file", "client_secret_file", "cookie_secret_file"),
 )
 """Configuration keys, in any section, of files with a secret."""
 _OTHERS, _WRITABLE = 0o077, 0o022

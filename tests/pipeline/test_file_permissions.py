@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
+import pkgutil
 import stat
 import subprocess
 import sys
@@ -14,8 +16,8 @@ import pytest
 
 from agents.node.health.report import FILE_MODE
 from agents.node.spool.spool import Spool
+from pipeline import config as config_folder
 from pipeline.commands import doctor
-from pipeline.config import sections as configuration
 from pipeline.config.sections import Api, Config, Kafka, Store
 from pipeline.config.sections import Spool as SpoolSection
 from pipeline.model.records import TELEMETRY
@@ -143,6 +145,10 @@ def test_secrets_of_collectors_are_checked_too(tmp_path: Path) -> None:
 
 
 def test_every_key_that_names_a_file_is_listed_as_secret_or_not() -> None:
-    sections = [t for t in vars(configuration).values() if dataclasses.is_dataclass(t) and isinstance(t, type)]
+    modules = [
+        importlib.import_module(f"pipeline.config.{m.name}") for m in pkgutil.iter_modules(config_folder.__path__)
+    ]
+    types = [t for module in modules for t in vars(module).values() if isinstance(t, type)]
+    sections = [t for t in types if dataclasses.is_dataclass(t)]
     named = {f.name for section in sections for f in dataclasses.fields(section) if f.name.endswith("_file")}
     assert named - NOT_SECRET - set(private_files.SECRET_KEYS) == set()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -16,7 +17,7 @@ from pipeline.commands.arguments import build_parser
 from pipeline.commands.checks import Check
 from pipeline.commands.next_steps import suggest_next, wait_until_sound
 from pipeline.commands.setup import run_setup
-from pipeline.commands.support import HIDDEN, hide, write_support
+from pipeline.commands.support import HIDDEN, collect, find_secrets, hide, hide_addresses, write_support
 from pipeline.config.sections import Config, load_config
 from pipeline.model.errors import ConfigError, Refused, UsageError
 
@@ -162,6 +163,51 @@ def test_the_support_archive_has_everything_but_no_secret(secret_site: Path, tmp
     assert target.stat().st_mode & 0o777 == 0o600
     with pytest.raises(UsageError, match="exists; expected a new file"):
         write_support(load_config(secret_site, {}), target, doctor)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://user:p@ss@hooks.example/x", f"https://hooks.example/{HIDDEN}"),
+        ("https://user:pa/ss@hooks.example/x", f"https://{HIDDEN}"),
+        ("https://user:12/ss@hooks.example/x", f"https://{HIDDEN}"),
+        ("https://hooks.example?token=ss", f"https://hooks.example/{HIDDEN}"),
+        ("https://hooks.example#ss", f"https://hooks.example/{HIDDEN}"),
+        ("postgresql+x://u:ss@db:5432/d", f"postgresql+x://db:5432/{HIDDEN}"),
+        ("http://[::1]:8600/ss", f"http://[::1]:8600/{HIDDEN}"),
+        ("service://ss:with/colon", f"service://{HIDDEN}"),
+    ],
+)
+def test_an_address_shows_at_most_its_host(address: str, shown: str) -> None:
+    assert hide_addresses(address) == shown
+    assert hide(f'see ({address}), then "{address}".', []) == f'see ({shown}), then "{shown}".'
+
+
+def test_secrets_are_hidden_in_the_forms_in_which_logs_write_them(secret_site: Path, tmp_path: Path) -> None:
+    (tmp_path / "oidc").write_text('client"secret\\1\n')
+    (tmp_path / "headers").write_text("Authorization: Bearer bearer-token-1\n")
+    more = f"""url = "https://user:pass word'q@hooks.example/x"
+headers_file = "{tmp_path}/headers"
+[dashboard]
+token_file = "{tmp_path}/tokens"
+roles = {{ "sre" = "operator" }}
+[dashboard.oidc]
+issuer = "https://id.example"
+client_id = "f"
+client_secret_file = "{tmp_path}/oidc"
+[acts.webhook]
+url = "https://acts.example"
+secret_file = "{tmp_path}/headers"
+"""
+    text = secret_site.read_text()
+    secret_site.write_text(text[: text.index("url = ")] + more)
+    config = load_config(secret_site, {})
+    planted = 'client"secret\\1', "bearer-token-1", "pass word'q"
+    for secret in planted:
+        for form in (secret, json.dumps(secret), quote(secret, safe="")):
+            assert hide(f"got {form}", find_secrets(config)).strip('"') in (f"got {HIDDEN}", f'got "{HIDDEN}'), form
+    values = next(content for name, content in collect(config, "") if name == "configuration.json")
+    assert "word'q" not in values
 
 
 def test_an_address_without_a_path_stays() -> None:
