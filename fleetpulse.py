@@ -231,11 +231,14 @@ def _demo(given: argparse.Namespace) -> int:
 
 def _setup(given: argparse.Namespace) -> int:
     from pipeline.commands import setup
+    from pipeline.model.errors import UsageError
 
     def ask(question: str) -> str:
         sys.stderr.write(question)
         sys.stderr.flush()
-        return sys.stdin.readline()
+        if not (line := sys.stdin.readline()):
+            raise UsageError("setup: its input ended, nothing was written; expected five answers, or flags for all")
+        return line
 
     print("\n".join(setup.run_setup(given, ask)))
     return 0

@@ -59,7 +59,15 @@ def test_the_configuration_that_the_role_writes_is_valid(values: dict[str, Any],
 def test_every_variable_has_a_default() -> None:
     files = [*ROLE.rglob("*.yml"), *ROLE.rglob("*.j2"), *ANSIBLE.glob("*.yml")]
     named = {name for file in files for name in re.findall(r"\bfleetpulse_\w+", file.read_text())}
-    made = {"fleetpulse_file", "fleetpulse_copied", "fleetpulse_same", "fleetpulse_store"}
+    made = {
+        "fleetpulse_file",
+        "fleetpulse_copied",
+        "fleetpulse_same",
+        "fleetpulse_store",
+        "fleetpulse_called",
+        "fleetpulse_made",
+        "fleetpulse_newer",
+    }
     made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
 
@@ -74,6 +82,43 @@ def test_the_role_names_the_packages_and_units_that_exist() -> None:
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert DEFAULTS["fleetpulse_version"] == version[1]
+
+
+@pytest.mark.parametrize(("line", "stays"), [("Prolog=/etc/slurm/fleetpulse/prolog.sh", True), ("# {}", False)])
+def test_hooks_that_slurm_calls_are_not_removed(line: str, stays: bool, tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "uninstall.yml").read_text())
+    command = next(t["ansible.builtin.shell"]["cmd"] for t in tasks if t.get("register") == "fleetpulse_called")
+    (tmp_path / "slurm.conf").write_text(f"ClusterName=a\n{line.format('Prolog=/etc/slurm/fleetpulse/prolog.sh')}\n")
+    command = command.replace("/etc/slurm/*.conf", f"{tmp_path}/*.conf")
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, env={"PATH": "/usr/bin:/bin"})
+    assert (done.returncode == 0) is stays
+    removed = next(t["loop"] for t in tasks if t["name"] == "Remove what is left")
+    assert "[] if fleetpulse_called.rc == 0 else ['/etc/slurm/fleetpulse']" in removed
+
+
+def test_a_configuration_that_an_earlier_run_wrote_restarts_what_runs(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
+    task = next(t for t in tasks if t.get("register") == "fleetpulse_newer")
+    command = (
+        task["ansible.builtin.shell"]["cmd"].replace("{{ item }}", "a").replace("/etc/fleetpulse", f"{tmp_path}/etc")
+    )
+    (tmp_path / "etc" / "conf.d").mkdir(parents=True)
+    written = tmp_path / "etc" / "conf.d" / "50-site.toml"
+    written.touch()
+    os.utime(written, (1_764_331_200, 1_764_331_200))  # 2025-11-28 12:00:00 UTC
+
+    def ask(began: str) -> str:
+        (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho '{began}'\n")
+        (tmp_path / "systemctl").chmod(0o755)
+        environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TZ": "Asia/Tokyo"}
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, env=environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert ask("Fri 2025-11-28 11:59:59 UTC") == str(written)
+    assert ask("Fri 2025-11-28 12:00:01 UTC") == ""
+    assert ask("") == ""  # it never ran
+    assert task["notify"] == "Restart"
 
 
 @pytest.mark.ansible

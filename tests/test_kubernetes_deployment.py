@@ -98,6 +98,8 @@ def test_the_plain_manifest_equals_the_output_of_the_chart() -> None:
         ({"gpu": {"visible": "env"}}, "visible"),
         ({"kafka": {"securityProtocol": "TLS"}}, "securityProtocol"),
         ({"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_SSL"}}, "kafka.username"),
+        ({"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SSL"}}, "kafka.existingSecret: wanted"),
+        ({"nodeSelektor": {}}, "nodeSelektor"),
         ({"watchers": {"Row 7": {"config": ""}}}, "Row 7"),
         ({"watchers": {"row": {}}}, "config"),
     ],

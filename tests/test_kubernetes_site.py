@@ -70,6 +70,15 @@ def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
         ({**LEAST, "executor": {"enabled": True}}, "executor.existingSecret: wanted"),
         ({**LEAST, "podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
         ({**LEAST, "pipeline": {"replicas": 2}}, "replicas"),
+        ({**LEAST, "ingres": {"enabled": True}}, "ingres"),
+        ({**LEAST, "image": {"tag": 1.1}}, "tag"),
+        ({**LEAST, "ingress": {"enabled": True, "host": "a: b"}}, "host"),
+        ({**LEAST, "agent": {"nodeSelektor": {}}}, "nodeSelektor"),
+        ({"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SSL"}}, "kafka.existingSecret: wanted"),
+        (
+            {"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_PLAINTEXT", "username": "u"}},
+            "kafka.existingSecret: wanted",
+        ),
     ],
 )
 def test_invalid_values_are_refused_by_name(values: dict[str, Any], said: str) -> None:

@@ -254,7 +254,7 @@ def api(config: Config) -> Check:
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
     found = "; ".join(map(str, reasons)) or f"HTTP {status}"
     meaning = "a pipeline runs but is not ready"
-    return Check("api", "fail", found, meaning, f"curl {client.base_url(config)}/readyz")
+    return Check("api", "fail", found, meaning, "wait if it starts; else docs/api.md says what each reason means")
 
 
 def receivers(config: Config) -> Check | list[Check]:

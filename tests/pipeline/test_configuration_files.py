@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.commands.arguments import build_parser
-from pipeline.commands.configuration import run_config
+from pipeline.commands.configuration import hide_login, run_config
 from pipeline.config import files
 from pipeline.config.changes import list_changed_keys
 from pipeline.config.sections import load_config
@@ -162,6 +162,17 @@ def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkey
     assert found["agent.interval"] == {"key": "agent.interval", "value": 5.0, "from": f"{main}: [[groups]] 1"}
     assert (found["api.port"]["value"], found["api.port"]["from"]) == (8700, "FLEETPULSE__API__PORT")
     assert "api.host" not in found
+
+
+def test_show_and_diff_leave_out_logins_and_queries_of_addresses(main: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    address = "https://user:p@ss/word@hooks.example/a?token=key"
+    other.write_text(f'[[notify.webhooks]]\nname = "w"\nurl = "{address}"\n')
+    shown = {row["key"]: row["value"] for row in rows("show", "--config", str(other))}
+    assert shown["notify.webhooks[0].url"] == "https://(hidden)@hooks.example/a?(hidden)"
+    differing = {row["key"]: row["there"] for row in rows("diff", str(other), "--config", str(main))}
+    assert differing["notify.webhooks[0].url"] == shown["notify.webhooks[0].url"]
+    assert hide_login("http://h:1/a") == "http://h:1/a"
 
 
 def test_show_without_a_flag_lists_every_key_and_with_changed_only_those_that_are_set(main: Path) -> None:

@@ -222,6 +222,11 @@ def test_setup_and_support_run_as_commands(tmp_path: Path) -> None:
     words = ["setup", "--config", str(path), "--role", "one-host", "--site", "a", "--kafka", "", "--gpus", "0"]
     ran = subprocess.run([*command, *words], input="\n", capture_output=True, text=True, env=environ)
     assert (ran.returncode, ran.stderr) == (0, "5/5 Webhook for alerts, empty: none []: ")
+    words = ["setup", "--config", str(tmp_path / "more" / "fleetpulse.toml")]
+    ended = subprocess.run([*command, *words], input="node\neast\n", capture_output=True, text=True, env=environ)
+    assert ended.returncode == 2
+    assert "its input ended, nothing was written" in ended.stderr
+    assert not (tmp_path / "more").exists()
     target = str(tmp_path / "support.tar.gz")
     ran = subprocess.run(
         [*command, "support", target, "--config", str(path)], capture_output=True, text=True, env=environ

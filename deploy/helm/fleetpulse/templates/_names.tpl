@@ -52,9 +52,11 @@ securityContext:
 - { name: FLEETPULSE__KAFKA__SECURITY_PROTOCOL, value: {{ .securityProtocol | quote }} }
 {{- if hasPrefix "SASL" .securityProtocol }}
 - { name: FLEETPULSE__KAFKA__USERNAME, value: {{ required "kafka.username: wanted with SASL" .username | quote }} }
+{{- $_ := required "kafka.existingSecret: wanted with SASL, with the key kafka.password" .existingSecret }}
 - { name: FLEETPULSE__KAFKA__PASSWORD_FILE, value: /etc/fleetpulse/kafka/kafka.password }
 {{- end }}
 {{- if hasSuffix "SSL" .securityProtocol }}
+{{- $_ := required "kafka.existingSecret: wanted with SSL, with the key ca.crt; without SASL also tls.crt and tls.key" .existingSecret }}
 - { name: FLEETPULSE__KAFKA__CA_FILE, value: /etc/fleetpulse/kafka/ca.crt }
 {{- end }}
 {{- if eq "SSL" .securityProtocol }}
