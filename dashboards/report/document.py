@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
+from dashboards import cause_and_impact, evidence
+from dashboards.answers import parse_detail
+from dashboards.data_quality.answers import parse_destinations
+from dashboards.detail_answers import Impact
 from dashboards.fleet_map.answers import FILTERS, FleetLayout, FleetMap, parse_layout, parse_map
 from dashboards.report.markup import table, write_document
 from dashboards.report.picture import draw_picture
@@ -23,6 +28,8 @@ Read = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 """Returns the answer of `GET /api/v1/{path}` with a query. Raises FleetpulseError."""
 MAX_DETAILED = 10
 """Incidents with impact and recommended action; the others are one line each. Chosen: four pages of A4."""
+MAX_JOBS = 10
+"""Jobs of an incident that are named; more are counted. Chosen."""
 MAX_LINES = 100
 """Lines of one table. Chosen."""
 
@@ -134,29 +141,26 @@ def _incident_line(row: Mapping[str, Any], now: int) -> tuple[str, ...]:
 
 def _impact(read: Read, row: Mapping[str, Any]) -> str:
     try:
-        detail = read(f"incidents/{row['id']}", {})
+        detail = parse_detail(read(f"incidents/{quote(str(row['id']), safe='')}", {}))
     except FleetpulseError as error:
         return f"<p>{escape(row['id'])}: {escape(str(error))}</p>"
-    reached = (detail.get("impact") or detail.get("blast_radius") or {}).get("entities") or {}
-    jobs = (detail.get("impact") or detail.get("blast_radius") or {}).get("jobs") or ()
-    names = [str(job.get("job", job.get("entity", ""))) if isinstance(job, Mapping) else str(job) for job in jobs]
-    counts = ", ".join(f"{number:,} {kind}" for kind, number in reached.items() if isinstance(number, int))
-    advice = detail.get("advice")
-    lines = [
-        ("Affected", counts or "unknown"),
-        ("Jobs", ", ".join(entity_name(name) for name in names[:10]) or "none known"),
-        ("Recommended action", _advice_text(advice)),
-    ]
+    found = detail.impact
+    if found is None:
+        lines = [("Affected", ", ".join(evidence.impact(detail)) or "unknown")]
+    else:
+        lines = [("Affected", "; ".join(cause_and_impact.impact_lines(found))), ("Jobs", _jobs(found))]
+    lines.append(("Recommended action", cause_and_impact.action_text(detail)))
+    if detail.runbook_url:
+        lines.append(("Runbook", detail.runbook_url))
     body = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in lines)
     return f"<h3>{escape(plain(str(row['summary'])))}</h3><table>{body}</table>"
 
 
-def _advice_text(advice: Any) -> str:
-    if isinstance(advice, Mapping):
-        return "; ".join(str(value) for value in advice.values() if isinstance(value, str) and value)
-    if isinstance(advice, Sequence) and not isinstance(advice, str):
-        return "; ".join(map(str, advice))
-    return str(advice or "none")
+def _jobs(found: Impact) -> str:
+    """Returns the jobs that an incident reaches, each with its effect: `job 81 (31 % slower)`."""
+    shown = [f"{entity_name(job.job)} ({cause_and_impact.job_effect(job)})" for job in found.jobs[:MAX_JOBS]]
+    more = [f"{found.job_count - len(shown):,} more"] if found.job_count > len(shown) else []
+    return ", ".join([*shown, *more]) or "none"
 
 
 def _quality(parts: MapParts) -> str:
@@ -198,14 +202,16 @@ def _detectors(read: Read) -> str:
 
 def _receivers(read: Read) -> str:
     try:
-        rows = read("receivers", {})["receivers"]
+        found = parse_destinations(read("receivers", {}))
     except FleetpulseError as error:
         return _missing("Delivery of alerts", error)
-    keys = ("receiver", "endpoint", "state", "waiting", "held", "dead")
-    shown = [key for key in keys if any(key in row for row in rows)]
-    lines = [tuple(str(row.get(key, "")) for key in shown) for row in rows[:MAX_LINES]]
-    head = [key.capitalize() for key in shown]
-    return f"<h2>Delivery of alerts</h2>{table(head, lines, 'No receiver is configured: no one is paged.')}"
+    lines = [
+        (d.receiver, d.state, d.answer, "never" if d.delivered is None else _time(d.delivered), d.pending, d.dead)
+        for d in found[:MAX_LINES]
+    ]
+    head = ("Receiver", "State", "Last answer", "Last delivered", "Waiting", "Dead")
+    rows = [tuple(map(str, line)) for line in lines]
+    return f"<h2>Delivery of alerts</h2>{table(head, rows, 'No receiver is configured: no one is paged.')}"
 
 
 def _missing(name: str, error: Exception) -> str:

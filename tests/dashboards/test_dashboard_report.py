@@ -19,6 +19,7 @@ from pipeline.config.sections import Api as ApiSection
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from tests.dashboards.conftest import NOW, map_tables
+from tests.dashboards.quality_tables import receivers_table
 
 
 def report(api: Any, within: str = "") -> str:
@@ -43,6 +44,48 @@ def test_a_report_has_state_incidents_impact_quality_and_detectors(api: Any) -> 
     assert "(B2)" not in text  # resolved
     assert "<script" not in text
     assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+
+
+IMPACT = {
+    "gpus": 512,
+    "nodes": 64,
+    "ranks": 512,
+    "jobs": [
+        {
+            "job": "job:81",
+            "name": "",
+            "gpus": 512,
+            "ranks": 512,
+            "slowdown": 0.31,
+            "basis": "",
+            "state": "slow",
+            "lost_gpu_hours": 12.5,
+            "lost_gpu_hours_per_hour": 4.0,
+        }
+    ],
+    "job_count": 2,
+    "lost_gpu_hours": 12.5,
+    "lost_gpu_hours_per_hour": 4.0,
+}
+
+
+def test_a_report_has_the_impact_and_the_advice_of_the_incident_page(api: Any) -> None:
+    api.incidents["A1"] |= {"impact": IMPACT, "runbook_url": "https://wiki.example/fans", "advice": None}
+    text = report(api)
+    for part in (
+        "512 GPUs on 64 nodes, 512 ranks; 12.5 GPU-hours lost, 4 per hour",
+        "<td>job 81 (31 % slower), 1 more</td>",
+        "<th>Recommended action</th><td>The whole job waits for",
+        "<td>https://wiki.example/fans</td>",
+    ):
+        assert part in text
+
+
+def test_a_report_names_receivers_with_what_waits_and_what_is_dead(api: Any) -> None:
+    api.answers["receivers"] = receivers_table()
+    text = report(api)
+    assert "<th>Receiver</th><th>State</th><th>Last answer</th><th>Last delivered</th><th>Waiting</th>" in text
+    assert "<td>down</td><td>timed out</td><td>never</td><td>4</td><td>2</td>" in text
 
 
 def test_a_part_that_cannot_be_read_says_why(api: Any) -> None:
