@@ -96,6 +96,25 @@ def load_diagnostics(cursor: duckdb.DuckDBPyConnection, targets: Sequence[str]) 
     return [parse_act(json.loads(text)) for (text,) in rows]
 
 
+def list_held_at(cursor: duckdb.DuckDBPyConnection, time: int) -> set[str]:
+    """Returns the nodes that an act held at a time (UTC us).
+
+    A target that is no longer held was so until a release of it was verified, else until the last change of its hold.
+    """
+    query = "SELECT document FROM acts WHERE verb IN ('hold', 'release') AND (active OR updated > make_timestamptz($1))"
+    acts = [parse_act(json.loads(text)) for (text,) in cursor.execute(query, [time]).fetchall()]
+    releases = [act for act in acts if act.verb == "release" and act.mode == "on" and act.state == "verified"]
+    found = set()
+    for act in acts:
+        if act.verb != "hold" or act.mode != "on" or not 0 < act.began <= time:
+            continue
+        for target in act.targets:
+            ends = [r.updated for r in releases if target in r.targets and r.updated > act.began]
+            if target in act.held or min(ends, default=act.updated) > time:
+                found.add(target)
+    return found
+
+
 def find_by_key(cursor: duckdb.DuckDBPyConnection, key: str) -> Act | None:
     """Returns the act that a request with this idempotency key made."""
     found = cursor.execute("SELECT document FROM acts WHERE key = $1", [key]).fetchone()

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
+from pipeline.acts.ledger import list_held_at
 from pipeline.api.fleet import (
     Row,
     find_affected_nodes,
@@ -39,8 +40,10 @@ from pipeline.api.fleet_map import (
 )
 from pipeline.api.heatmap import RECENT, read_range, select_current
 from pipeline.api.history import Span
+from pipeline.api.map_before import find_reporting
 from pipeline.api.service import ApiContext
 from pipeline.api.share import NodeAttributes, list_attributes, make_attributes
+from pipeline.model.errors import OverLimit, Retryable
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
@@ -94,20 +97,33 @@ class MapReader:
         return self._service.remember("map roles", state, lambda: self._read(find))
 
     def counts_before(self, layout: Layout) -> dict[str, Any]:
-        """Returns the time BEFORE this one, to the minute, and how many nodes had or suffered from an incident then.
+        """Returns the time BEFORE this one, to the minute, and the counts of then, of the nodes of now.
 
-        Only states that incidents give: who was silent or held then is not known.
+        Without `no_data` if no node has a stored row of then: nothing was stored, or its time is over.
         """
         moment = self._now // MINUTE * MINUTE - BEFORE
 
-        def find(cursor: duckdb.DuckDBPyConnection) -> NodeRoles:
+        def find(cursor: duckdb.DuckDBPyConnection) -> tuple[NodeRoles, set[str]]:
             incidents = list_unresolved_at(cursor, moment)
-            return find_roles(incidents, self.topology, find_senders(cursor, incidents))
+            roles = find_roles(incidents, self.topology, find_senders(cursor, incidents))
+            return roles, list_held_at(cursor, moment)
 
-        roles = self._service.remember("map roles before", (self.topology, moment), lambda: self._read(find))
-        looks = find_looks(self.index, roles, np.full(len(self.index.nodes), self._now), (), self._now)
-        counts = count_states(looks[layout.own])
-        return {"time": iso(moment), "counts": {name: counts[name] for name in OF_INCIDENTS}}
+        roles, held = self._service.remember("map roles before", (self.topology, moment), lambda: self._read(find))
+        reporting = self._service.remember("map data before", (self.index, moment), lambda: self._reporting(moment))
+        seen = np.where(reporting | (not reporting.any()), moment, -1)
+        counts = count_states(find_looks(self.index, roles, seen, held, moment)[layout.own])
+        names = (*OF_INCIDENTS, "drained", *(("no_data",) if reporting.any() else ()))
+        return {"time": iso(moment), "counts": {name: counts[name] for name in names}}
+
+    def _reporting(self, moment: int) -> NDArray[np.bool_]:
+        """Returns which nodes had data at a time; none if the store is too busy to say, so that the map is not late."""
+        devices = self._service.backend.devices
+        try:
+            return self._service.reads.run(
+                lambda cursor: find_reporting(cursor, devices, self.places, self.index, moment)
+            )
+        except (OverLimit, Retryable):
+            return np.zeros(len(self.index.nodes), bool)
 
     def reached(self, incident: str) -> NDArray[np.bool_]:
         """Returns which nodes an incident reaches. Raises 404 if there is no such incident."""

@@ -47,7 +47,7 @@ class MapScale(Strict):
 
 
 class CountsBefore(Strict):
-    """Nodes an hour before, by the states that the incidents of that time give: critical, degraded, watch, affected."""
+    """Nodes of now by their states an hour before. Without `no_data` if nothing is stored of that time."""
 
     time: Time
     counts: dict[str, int]

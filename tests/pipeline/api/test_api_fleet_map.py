@@ -106,9 +106,44 @@ def test_the_counts_of_an_hour_before_are_those_of_the_incidents_of_then(
                 [now - 7200 * SECOND, now - ended * 60 * SECOND, number],
             )
     found = fleet_map(client)
-    assert found["before"]["counts"] == {"critical": 0, "degraded": 1, "watch": 0, "affected": 0}
+    assert found["before"]["counts"] == {"critical": 0, "degraded": 1, "watch": 0, "affected": 0, "drained": 0}
     assert 0 <= now - 3600 * SECOND - from_iso(found["before"]["time"]) < 60 * SECOND
     assert (found["counts"]["critical"], found["counts"]["degraded"]) == (1, 0)
+
+
+def test_the_counts_of_an_hour_before_have_the_nodes_that_were_silent_then(
+    client: httpx.Client, backend: StoreBackend
+) -> None:
+    then = backend.clock() - 3600 * SECOND
+    with backend.database.transaction() as connection:
+        for device, seconds in ((0, 20), (2, 40), (1, 90)):  # a GPU of n1, one of n2, and another one that was silent
+            connection.execute(
+                "INSERT INTO hot_gpu (time, device, sm_clock) VALUES (make_timestamptz(?), ?, 1000)",
+                [then // (60 * SECOND) * 60 * SECOND - seconds * SECOND, device],
+            )
+    nodes = {name: backend.devices.origins("gpu")[slot][1] for slot, name in enumerate(backend.devices.names("gpu"))}
+    sent = {nodes[backend.devices.names("gpu")[device]] for device in (0, 2)}
+    assert fleet_map(client)["before"]["counts"]["no_data"] == 4 - len(sent)
+
+
+def test_the_counts_of_an_hour_before_have_the_nodes_that_were_held_then(
+    client: httpx.Client, backend: StoreBackend
+) -> None:
+    now, minute = backend.clock(), 60 * SECOND
+    made = {"requested_by": "ann", "reason": "cable", "mode": "on", "created": now - 7200 * SECOND, "expires": now}
+    held = {**made, "state": "verified", "began": now - 100 * minute}
+    acts = (
+        (Act("ACT-1", "hold", ("node:n1", "node:n2"), **held, released=("node:n1", "node:n2")), now - 5 * minute),
+        (Act("ACT-2", "release", ("node:n1",), **held, updated=now - 80 * minute), now - 80 * minute),
+        (Act("ACT-3", "release", ("node:n2",), **held, updated=now - 5 * minute), now - 5 * minute),
+        (Act("ACT-4", "hold", ("node:n3",), **{**held, "began": now - 30 * minute}), now - 30 * minute),
+        (Act("ACT-5", "hold", ("node:n4",), **{**held, "mode": "dry-run"}), now - 30 * minute),
+    )
+    for act, moment in acts:
+        with backend.database.transaction() as connection:
+            save_act(connection, act, "ann", "", (), moment)
+    found = fleet_map(client)
+    assert (found["before"]["counts"]["drained"], found["counts"]["drained"]) == (1, 1)  # n2 then, n3 now
 
 
 @pytest.mark.slow

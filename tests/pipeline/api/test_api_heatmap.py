@@ -15,6 +15,7 @@ import pytest
 from pipeline.api import history, models, store_reads
 from pipeline.api.heatmap import FleetNames, find_furthest, find_signals, read_range, select_current
 from pipeline.api.history import Span
+from pipeline.api.map_before import _read_slots
 from pipeline.api.store_reads import NICENESS, StoreReads
 from pipeline.model.errors import OverLimit, Retryable, UsageError
 from pipeline.model.records import SECOND, iso
@@ -182,6 +183,20 @@ def test_a_range_is_the_same_from_recent_rows_and_while_and_after_hours_are_seal
     assert values_of(store, name, hours) == pytest.approx(before, rel=0.01)
     store.sealer.seal(T0 + 3 * HOUR)
     assert values_of(store, name, hours) == pytest.approx(before, rel=0.01)
+
+
+def list_slots(store: Seal, moment: int) -> list[int]:
+    with store.database.cursor() as cursor:
+        parts = list(_read_slots(cursor, store.devices, "gpu", moment - 60 * SECOND, moment))
+    return sorted({int(slot) for part in parts for slot in part})
+
+
+def test_the_devices_that_sent_data_are_the_same_from_recent_rows_and_after_their_hour_is_sealed(store):
+    before, minute = list_slots(store, T0 + HOUR // 2), 60 * SECOND
+    assert before == list(range(GPUS))
+    store.sealer.seal(T0 + 2 * HOUR)
+    assert list_slots(store, T0 + HOUR // 2) == before
+    assert list_slots(store, T0 - minute) == []
 
 
 @pytest.mark.slow
