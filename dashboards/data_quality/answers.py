@@ -186,7 +186,7 @@ def parse_quality(table: Mapping[str, Any]) -> Quality:
             Version(str(v["name"]), str(v["version"]), int(v["nodes"]), _texts(v["examples"]))
             for v in require_list(table["versions"])
         ),
-        disk=None if table["disk"] is None else {str(k): int(v) for k, v in table["disk"].items()},
+        disk=None if table["disk"] is None else {str(k): int(v) for k, v in table["disk"].items() if v is not None},
         lags=None if table.get("lags") is None else tuple(Lag(**row) for row in require_list(table["lags"])),
         lag_window_s=float(table.get("lag_window_s") or 0.0),
     )

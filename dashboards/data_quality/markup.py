@@ -18,6 +18,8 @@ from pipeline.model.records import SECOND
 TONES = {"agent": "critical", "clock": "degraded", "bmc": "degraded", "exporter": "degraded", "tool": "degraded"}
 LITTLE = 0.1
 """Share of the disk below which the space for the store is little. Chosen: a day to act at ten days of retention."""
+SOON_S = 7 * 86_400
+"""Time until the disk is full from which it is little (s). Chosen: a week to free or add space."""
 MAX_SIGNALS = 8
 """Signals named in a row; more are counted. Chosen."""
 
@@ -324,15 +326,25 @@ def _disk(disk: Mapping[str, int]) -> str:
     left = f"{disk['free'] / 1e9:,.1f} of {disk['total'] / 1e9:,.1f} GB free"
     if not head_room(disk):
         return f"{badge('FULL', 'critical')} {left}: only events are stored, if at all. Free space or lower hot_hours"
-    return f"{left}; only events are stored after at least {head_room(disk) / 1e9:,.1f} GB more"
+    if "full_s" in disk:
+        rate = f"{disk['per_day'] / 1e9:,.1f} GB a day"
+        return f"{left}; only events are stored in about {age(disk['full_s'])}, at {rate} of history"
+    text = f"{left}; only events are stored after at least {head_room(disk) / 1e9:,.1f} GB more"
+    if "per_day" not in disk:
+        return text
+    return f"{text}; history of {disk['per_day'] / 1e9:,.1f} GB a day fits for [store] telemetry_days"
 
 
 def _room_tile(disk: Mapping[str, int] | None) -> str:
     if disk is None:
         return linked.tile("unknown", "space for the store", "its disk cannot be read", "no-data", "#waiting")
     room = head_room(disk)
-    tone = "critical" if not room else "degraded" if room < LITTLE * disk["total"] else "none"
+    full = disk.get("full_s")
+    soon = room < LITTLE * disk["total"] or (full is not None and full < SOON_S)
+    tone = "critical" if not room else "degraded" if soon else "none"
     below = f"of a disk of {disk['total'] / 1e9:,.0f} GB"
+    if full is not None and room:
+        below += f"; full in {age(full)}"
     return linked.tile(f"{room / 1e9:,.0f} GB", "space for the store", below, tone, "#waiting")
 
 

@@ -156,7 +156,13 @@ def quality_table(**changes: Any) -> dict[str, Any]:
         ],
         "lag_window_s": 300.0,
         "duplicates": 17,
-        "disk": {"free": 412_000_000_000, "total": 960_000_000_000, "minimum": 268_435_456},
+        "disk": {
+            "free": 412_000_000_000,
+            "total": 960_000_000_000,
+            "minimum": 268_435_456,
+            "per_day": None,
+            "full_s": None,
+        },
         **changes,
     }
 

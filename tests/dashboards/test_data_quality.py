@@ -166,6 +166,24 @@ def test_the_space_of_the_store_is_counted_down_to_where_telemetry_is_no_longer_
     assert all(part in text for part in (*tile, fact))
 
 
+GROWING = {"free": 412 * 10**9, "total": 960 * 10**9, "minimum": 20 * 10**9, "per_day": 8 * 10**10, "full_s": 423_360}
+
+
+def test_the_space_of_a_disk_names_the_time_until_it_is_full(quality: Any) -> None:
+    quality.answers["quality"] = quality_table(disk=GROWING)
+    text = shown(page(script))
+    assert 'fp-tile-degraded" href="#waiting"><b>392 GB</b>' in text
+    assert "of a disk of 960 GB; full in 4 d 21 h" in text
+    assert "only events are stored in about 4 d 21 h, at 80.0 GB a day of history" in text
+
+
+def test_a_disk_that_the_retention_keeps_from_filling_is_not_said_to_be_full_soon(quality: Any) -> None:
+    quality.answers["quality"] = quality_table(disk={**GROWING, "full_s": None})
+    text = shown(page(script))
+    assert "history of 80.0 GB a day fits for [store] telemetry_days" in text
+    assert "full in" not in text
+
+
 def test_the_space_of_a_disk_that_cannot_be_read_is_unknown(quality: Any) -> None:
     quality.answers["quality"] = quality_table(disk=None)
     assert "its disk cannot be read" in shown(page(script))

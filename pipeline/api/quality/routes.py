@@ -25,6 +25,7 @@ from pipeline.api.quality.blind import BlindSpots
 from pipeline.api.quality.groups import MAX_GROUPS, ProblemGroup, find_rack, group_problems
 from pipeline.api.quality.losses import read_losses, read_versions
 from pipeline.api.quality.sources import find_problems, find_silent, read_reports
+from pipeline.api.quality.space import Growth, find_full, read_growth
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.ingest.topic_lag import WINDOW
 from pipeline.model.records import SECOND, iso
@@ -164,11 +165,15 @@ class VersionRow(Strict):
 
 
 class Disk(Strict):
-    """The disk of the store (bytes). minimum: kept free; below it only events are stored."""
+    """The disk of the store (bytes). minimum: kept free; below it only events are stored.   per_day: growth of the
+    history in a day, null before an hour is sealed.   full_s: until only events are stored at that growth, null if that
+    is not known or the retention comes first."""
 
     free: int
     total: int
     minimum: int
+    per_day: int | None
+    full_s: int | None
 
 
 class LagRow(Strict):
@@ -262,7 +267,7 @@ def quality(request: Request) -> Response:
             "rejected_total": _by_label(counters, "fleetpulse_ingest_rejected_total"),
             "duplicates": int(counters.get("fleetpulse_ingest_duplicates_total", 0)),
             "versions": _remember_store(service, "versions", read_versions),
-            "disk": _read_disk(service),
+            "disk": _read_disk(service, _remember_store(service, "growth", read_growth)),
         }
     )
 
@@ -385,11 +390,14 @@ def _by_label(counters: Mapping[str, float], name: str) -> dict[str, int]:
     return {key.split('"')[1]: int(n) for key, n in counters.items() if key.startswith(start) and n}
 
 
-def _read_disk(service: ApiContext) -> dict[str, int] | None:
-    """Returns free and total bytes of the store's disk; None if it cannot be read."""
+def _read_disk(service: ApiContext, growth: Growth) -> dict[str, int | None] | None:
+    """Returns free and total bytes of the store's disk, and when it is full; None if it cannot be read."""
     store = service.config.store
     try:
         usage = shutil.disk_usage(store.path.parent)
     except OSError:
         return None
-    return {"free": usage.free, "total": usage.total, "minimum": reserved_bytes(store.free_bytes, usage.total)}
+    minimum = reserved_bytes(store.free_bytes, usage.total)
+    full = find_full(growth, store, usage.free, usage.total, minimum)
+    known: dict[str, int | None] = {"free": usage.free, "total": usage.total, "minimum": minimum}
+    return {**known, "per_day": growth.per_day, "full_s": full}

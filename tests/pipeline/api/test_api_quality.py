@@ -17,8 +17,9 @@ from pipeline.api.quality.blind import BlindSpots
 from pipeline.api.quality.groups import group_problems
 from pipeline.api.quality.routes import Quality
 from pipeline.api.quality.sources import SourceProblem, find_problems
+from pipeline.api.quality.space import Growth, find_full, read_growth
 from pipeline.api.server import create_app
-from pipeline.config.sections import Config
+from pipeline.config.sections import Config, Store
 from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import Topology
@@ -242,6 +243,43 @@ def test_blind_spots_need_a_signal_that_others_have(backend: StoreBackend) -> No
     found = BlindSpots.read(backend.read_current, backend.devices, FleetNames(), detectors, NOW)
     assert found.find_blinded({"n1"}).detectors == ()  # no GPU of the fleet has it: the hardware lacks it
     assert PARENTS["node:n1"] == ("rack:r1",)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("per_day", "held", "free", "full_s"),
+    [
+        (None, 0, 50, None),  # nothing is sealed yet
+        (2 * GIB, 20 * GIB, 50, 49 * 43_200),  # 1 GiB stays free, 2 GiB a day
+        (2 * GIB, 90 * GIB, 50, None),  # at most 100 GiB of history: 10 more
+        (GIB // 10, 0, 50, None),  # 90 days of it are 9 GiB
+        (2 * GIB, 0, 1, 0),
+    ],
+)
+def test_the_disk_is_full_when_history_takes_its_room_before_the_retention_ends_it(per_day, held, free, full_s):
+    store, total = Store(telemetry_bytes=100 * GIB, telemetry_days=90), 1000 * GIB
+    assert find_full(Growth(held, per_day), store, free * GIB, total, GIB) == full_s
+
+
+def test_the_growth_of_history_is_that_of_the_newest_sealed_week(backend):
+    def read() -> Growth:
+        with backend.database.cursor() as cursor:
+            return read_growth(cursor)
+
+    assert read() == Growth(0, None)
+    now = backend.clock()
+    files = (("a", 0, 30 * 24, 5000), ("b", 0, 4, 100), ("c", 60, 4, 10), ("d", 0, 3, 100), ("e", 60, 3, 10))
+    with backend.database.transaction() as connection:
+        for path, step, hours, size in files:
+            first = now - hours * 3600 * SECOND
+            connection.execute(
+                "INSERT INTO sealed VALUES (?, 'gpu', ?, 'local', '2026-01-01', make_timestamptz(?), "
+                "make_timestamptz(?), 1, ?)",
+                [path, step, first, first + 3600 * SECOND, size],
+            )
+    assert read() == Growth(5220, 220 * 12)  # 220 bytes in the two hours of the last week
 
 
 def test_the_space_that_stays_free_is_at_most_a_twentieth_of_the_disk(backend, tmp_path) -> None:
