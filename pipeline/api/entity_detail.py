@@ -81,15 +81,19 @@ def _work(topology: Topology, entity: str, ranks: Sequence[str]) -> list[dict[st
 def _incidents(
     cursor: duckdb.DuckDBPyConnection, entity: str, own: Sequence[str], above: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Returns incidents of the entity and its parts, and unresolved ones whose cause is above it.
+    """Returns incidents of the entity and its parts, and those whose cause is above it: of what supplies or holds it
+    also resolved ones above `watch`, of jobs and other work, which change, only unresolved ones.
 
     relation: `cause` (it or a part is the suspected cause), `member` (has findings of it), `affected` (cause above it).
     """
     where = """WHERE cause IN (SELECT unnest($own)) OR entity IN (SELECT unnest($own))
-               OR list_has_any(members, $own) OR (state <> 'resolved' AND cause IN (SELECT unnest($above)))
+               OR list_has_any(members, $own) OR (cause IN (SELECT unnest($above))
+                   AND (state <> 'resolved'
+                        OR (severity <> 'watch' AND NOT list_contains($work, split_part(cause, ':', 1)))))
                ORDER BY state = 'resolved', opened DESC, id LIMIT $most"""
     ids = cursor.execute(
-        f"SELECT id FROM incidents {where}", {"own": list(own), "above": list(above), "most": MAX_INCIDENTS}
+        f"SELECT id FROM incidents {where}",
+        {"own": list(own), "above": list(above), "work": list(WORK), "most": MAX_INCIDENTS},
     ).fetchall()
     found = add_affected(cursor, ledger.list_incidents(cursor, ids=[i for (i,) in ids]))
     mine = set(own)

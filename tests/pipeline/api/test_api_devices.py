@@ -34,10 +34,13 @@ def test_incidents_of_an_entity_have_its_part_in_them(client: httpx.Client, open
     open_incident("member", "gpu:n3.0", members=("gpu:n3.0", "gpu:n1.1"))
     open_incident("elsewhere", "node:n3")
     open_incident("past", "node:n1", state="resolved")
+    open_incident("earlier", "cdu:c1", state="resolved")  # what supplies it supplied it then
+    open_incident("slight", "cdu:c1", severity="watch", state="resolved")
+    open_incident("work", "job:81", state="resolved")  # its jobs may have been others then
     found = {incident.id: incident.relation for incident in _entity(client, "node:n1").incidents}
-    assert found == {"own": "cause", "over": "affected", "member": "member", "past": "cause"}
-    assert _entity(client, "node:n1").incidents[-1].id == "past"
-    assert {incident.id for incident in _entity(client, "gpu:n1.0").incidents} == {"own", "over"}
+    assert found == {"own": "cause", "over": "affected", "member": "member", "past": "cause", "earlier": "affected"}
+    assert {incident.id for incident in _entity(client, "node:n1").incidents[-2:]} == {"past", "earlier"}
+    assert {incident.id for incident in _entity(client, "gpu:n1.0").incidents} == {"own", "over", "earlier"}
 
 
 def test_an_entity_that_only_others_name_is_known(client: httpx.Client) -> None:
