@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from pipeline.model.errors import ConfigError
 from pipeline.model.topology import kind_of
@@ -25,7 +26,8 @@ Table = dict[str, dict[str, dict[str, str]]]
 
 
 class AdviceBook:
-    """Advice by detector and by kind of cause. pages: address of the page about a detector without a runbook."""
+    """Advice by detector and by kind of cause. pages: address of the page of detectors, which
+    stands in for a runbook with the detector chosen."""
 
     def __init__(self, path: Path | None, pages: str = "") -> None:
         self._path, self._pages = path, pages
@@ -39,7 +41,8 @@ class AdviceBook:
         of_detector = self._merged("detector", detector)
         of_cause = {} if detector in NOT_OF_CAUSE else self._merged("cause", kind_of(cause))
         texts = [text for text in (of_cause.get("advice"), of_detector.get("advice")) if text]
-        runbook = of_detector.get("runbook") or of_cause.get("runbook") or self._pages
+        page = f"{self._pages}?{urlencode({'detector': detector})}" if self._pages and detector else self._pages
+        runbook = of_detector.get("runbook") or of_cause.get("runbook") or page
         return {"advice": " ".join(texts) or None, "runbook_url": runbook or None}
 
     def _merged(self, section: str, name: str) -> Mapping[str, str]:

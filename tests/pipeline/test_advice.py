@@ -25,7 +25,7 @@ def test_a_site_replaces_single_keys_and_a_change_counts_without_a_restart(tmp_p
     assert book.find("xid", "gpu:n1.0")["runbook_url"] == "https://wiki.example/xid"
     assert "XID" in book.find("xid", "gpu:n1.0")["advice"]
     assert book.find("link", "leaf:l1")["advice"].startswith("A leaf switch is affected")
-    assert book.find("link", "leaf:l1")["runbook_url"] == "https://fleet.example/detectors"
+    assert book.find("link", "leaf:l1")["runbook_url"] == "https://fleet.example/detectors?detector=link"
     path.write_text('[cause.leaf]\nadvice = "Call the network team."\n')
     os.utime(path, ns=(1, 1))
     assert book.find("link", "leaf:l1")["advice"].startswith("Call the network team. Clean or reseat")
