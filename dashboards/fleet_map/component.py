@@ -18,7 +18,7 @@ from dashboards.words import NODE_STATE
 from pipeline.model.records import iso
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("layout.js", "paint.js", "input.js", "fleet_map.js")
+_SCRIPTS = ("layout.js", "paint.js", "input.js", "picture.js", "fleet_map.js")
 _map = st.components.v2.component(
     "fleetpulse.fleet_map",
     html=(_HERE / "fleet_map.html").read_text(),

@@ -46,16 +46,20 @@ function drawTiles(view) {
   });
 }
 
+function scaleEnds({ low, high, unit, logarithmic, diverging }) {
+  const text = (value) => (logarithmic ? value.toExponential(0) : diverging ? signed(value) : String(value)) + (unit === "1" ? "" : ` ${unit}`);
+  return [text(low), text(high)];
+}
+
 function drawScale(view) {
   const { data, map } = view;
   const box = map.querySelector(".scale");
   box.hidden = !data.scale;
   if (!data.scale) return;
-  const { low, high, unit, logarithmic, diverging, label } = data.scale;
-  const text = (value) => (logarithmic ? value.toExponential(0) : diverging ? signed(value) : String(value)) + (unit === "1" ? "" : ` ${unit}`);
+  const { label } = data.scale, [low, high] = scaleEnds(data.scale);
   const strip = document.createElement("i"), stops = [0, 50, 100, 150, 200, 250].map((level) => view.levels[level]);
   strip.style.background = `linear-gradient(to right, ${stops.join(",")})`;
-  box.replaceChildren(`${label}: ${text(low)}`, strip, text(high));
+  box.replaceChildren(`${label}: ${low}`, strip, high);
 }
 
 function drawChosen(view) {

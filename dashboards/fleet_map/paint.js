@@ -281,34 +281,3 @@ function paintDrag(g, { drag, colour }) {
   g.globalAlpha = 1;
   frame(g, drag.left, drag.top, drag.right - drag.left, drag.bottom - drag.top, 0, colour.accent, 1);
 }
-
-function savePicture(view) {
-  // The whole map, not only what is in view, with its title and legend; 2 pixels a point for print.
-  const width = view.canvas.clientWidth, height = view.placed.height + 60;
-  const most = 16_000; // pixels of one side that every browser can draw
-  const ratio = Math.max(0.5, Math.min(2, most / Math.max(width + 20, height)));
-  const sheet = document.createElement("canvas");
-  sheet.width = Math.round((width + 20) * ratio);
-  sheet.height = Math.round(height * ratio);
-  const g = sheet.getContext("2d");
-  g.scale(ratio, ratio);
-  g.fillStyle = view.colour.ground;
-  g.fillRect(0, 0, width + 20, height);
-  g.translate(10, 0);
-  g.textBaseline = "middle";
-  g.fillStyle = view.colour.ink;
-  g.font = `600 15px ${FONT}`;
-  g.fillText(view.data.title, 0, 18, width);
-  g.font = `12px ${FONT}`;
-  g.fillStyle = view.colour.muted;
-  g.fillText(view.data.caption, 0, 36, width);
-  g.translate(0, 50);
-  paintAll(g, { ...view, focus: -1, selected: new Set(view.selected) }, 0, view.placed.height);
-  sheet.toBlob((blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `fleet-${view.data.by}-${view.data.stamp}.png`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  }, "image/png");
-}
