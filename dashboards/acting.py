@@ -39,7 +39,7 @@ def act_on_incident(incident: str, version: int | None, verb: str, body: Mapping
             return Outcome("quiet", done, True)
         except ApiError as error:
             if error.status != CONFLICT or version is None:
-                return Outcome("critical", f"Nothing changed. {error}", False)
+                return Outcome("critical", error.describe("Nothing changed."), False)
         snapshot.api_url()  # a login may have ended
         try:
             fresh = snapshot.make_client().fetch_incident(incident)

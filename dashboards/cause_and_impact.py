@@ -8,7 +8,7 @@ from dashboards import routes
 from dashboards.answers import IncidentDetail
 from dashboards.detail_answers import Explained, Impact, ImpactedJob
 from dashboards.links import Link, Text, detector_link, entity_link, incident_link
-from dashboards.words import age, amount, clock, plain, quantity, recommended_action
+from dashboards.words import age, amount, clock, percent, plain, quantity, recommended_action
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
@@ -24,11 +24,6 @@ _JOB_STATES = {
 }
 
 
-def percent(share: float) -> str:
-    """Returns a share in whole percent, `under 1 %` for small ones."""
-    return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
-
-
 def cause_rows(detail: IncidentDetail) -> list[tuple[str, Text]]:
     """Returns label and text: suspected cause, confidence, evidence, and other causes that were weighed."""
     incident, why = detail.incident, detail.explanation
@@ -41,7 +36,7 @@ def cause_rows(detail: IncidentDetail) -> list[tuple[str, Text]]:
         return rows
     if why.evidence:
         rows.append(("Evidence", plain(why.evidence)))
-    for cause, probability in why.alternatives[:MAX_ALTERNATIVES]:
+    for cause, probability in [pair for pair in why.alternatives if pair[1] > 0][:MAX_ALTERNATIVES]:
         name = entity_link(cause) if cause else "no shared cause"
         label = f"Alternative, {percent(probability)}"
         rows.append((label, name))

@@ -26,17 +26,28 @@ TIMEOUT_S = 2.5
 """Limit of one request (s): the dashboard must stop within 3 s. Chosen."""
 MAX_RESPONSE_BYTES = 65 << 20
 """Longest response: about 300,000 nodes, or the largest result of a query with its envelope. Chosen."""
+FAULTS = frozenset({500, 502, 504})
+"""Statuses of a fault in the API or of a proxy before it, which say nothing about the cause. Source: RFC 9110, 15.6."""
 ARROW = "application/vnd.apache.arrow.stream"
 
 
 class ApiError(FleetpulseError):
-    """A request to the API failed. status: of HTTP, None without a response. kind: `type` of the problem."""
+    """A request to the API failed. status: of HTTP, None without a response. kind: `type` of the problem.
+
+    unsure: the API may have done what was asked, as only its response is missing.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, status: int | None = None, kind: str = "") -> None:
+    def __init__(self, message: str, status: int | None = None, kind: str = "", unsure: bool = False) -> None:
         super().__init__(message)
-        self.status, self.kind = status, kind
+        self.status, self.kind, self.unsure = status, kind, unsure
+
+    def describe(self, not_done: str) -> str:
+        """Returns the error of a write for the person who made it. not_done: `Not silenced.`"""
+        if not self.unsure:
+            return f"{not_done} {self}"
+        return f"It is not known whether this was written: look before you repeat it. {self}"
 
 
 _OPENER = make_opener()
@@ -184,19 +195,30 @@ class Client:
             with error:
                 raise self._error_of(error) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ApiError(
-                f"The API at {self.url} does not answer ({_reason(error)}). "
-                "Is the pipeline running? Start it with: fleetpulse pipeline"
-            ) from error
+            raise self._no_answer(getattr(error, "reason", error), error) from error
         if len(raw) > MAX_RESPONSE_BYTES:
             raise ApiError(f"{request.full_url}: response is longer than {MAX_RESPONSE_BYTES >> 20} MiB")
         return raw, headers
+
+    def _no_answer(self, reason: object, error: BaseException) -> ApiError:
+        """Returns the error of a request without a response. reason: what stopped it."""
+        start = f"The API at {self.url} does not answer"
+        if isinstance(reason, TimeoutError):
+            text = (
+                f"{start} within {self.timeout:g} s: the pipeline is busy or hangs. Find the reason: fleetpulse doctor"
+            )
+            return ApiError(text, unsure=True)
+        text = f"{start} ({_reason(error)}). Is the pipeline running? Start it with: fleetpulse pipeline"
+        return ApiError(text, unsure=not isinstance(reason, ConnectionRefusedError))
 
     def _error_of(self, error: urllib.error.HTTPError) -> ApiError:
         if error.code in (401, 403):
             fix = "Give the dashboard a token with this right: [dashboard] token_file"
             return ApiError(f"The API at {self.url} refused ({_problem(error)[0]}). {fix}", error.code)
         text, kind = _problem(error)
+        if error.code in FAULTS:
+            advice = f"The API at {self.url} has a fault: see the log of the pipeline, or run: fleetpulse doctor"
+            return ApiError(f"{text} (HTTP {error.code}). {advice}", error.code, kind, unsure=True)
         return ApiError(f"{text} (HTTP {error.code})", error.code, kind)
 
 

@@ -95,15 +95,15 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class IncidentPage:
-    """A page of the list of incidents. counts: of each tab. groups: (value of the label, number). jobs: incident ->
-    jobs that it reaches, without those whose impact is not known."""
+    """A page of the list of incidents. counts: of each tab. groups: (value of the label, number). reach: incident ->
+    jobs and nodes that it reaches, without those whose impact is not known."""
 
     incidents: tuple[Incident, ...]
     labels: Mapping[str, Mapping[str, tuple[str, ...]]]
     total: int
     counts: Mapping[str, int]
     groups: tuple[tuple[str, int], ...]
-    jobs: Mapping[str, int]
+    reach: Mapping[str, tuple[int, int]]
 
 
 def parse_silence(table: Mapping[str, Any]) -> Silence:
@@ -182,5 +182,5 @@ def parse_incident_page(table: Mapping[str, Any]) -> IncidentPage:
         total=len(found) if table.get("total") is None else int(table["total"]),
         counts={str(k): int(v) for k, v in (table.get("counts") or {}).items()},
         groups=tuple((str(g["value"]), int(g["total"])) for g in require_list(table.get("groups") or [])),
-        jobs={str(r["id"]): int(r["impact"]["jobs"]) for r in rows if r.get("impact")},
+        reach={str(r["id"]): (int(r["impact"]["jobs"]), int(r["impact"]["nodes"])) for r in rows if r.get("impact")},
     )

@@ -29,6 +29,10 @@ INTERVAL_S = 5
 """Time between two refreshes of a page (s): measured with 100 viewers. Chosen."""
 TTL_S = INTERVAL_S - 1
 """Lifetime of a cached response (s): shorter than the interval, so that each refresh sends a request. Chosen."""
+HISTORY_S = 16.0
+"""Limit of a request for history (s): the API waits 5 s for a free place and reads for 10 s. Chosen."""
+HISTORY = frozenset({"fetch_series", "fetch_timeline", "series", "timeline", "rank-strip"})
+"""Requests that read history from the store: methods of the client, and paths."""
 MAX_CACHED = 256
 """Responses kept for an API outage, over all requests. Chosen."""
 
@@ -153,8 +157,11 @@ def _fetch_cached(
     """Sends one request to the API. `url` and `writes` are parts of the cache key; `_parse` is not, the first argument
     names it."""
     given = arguments if _parse is None else (_parse, *arguments[1:])
+    client = make_client()
+    if what in HISTORY or (_parse is not None and arguments[1] in HISTORY):
+        client = replace(client, timeout=HISTORY_S)
     try:
-        answer = CachedAnswer(getattr(make_client(), what)(*given), now())
+        answer = CachedAnswer(getattr(client, what)(*given), now())
     except ApiError as error:
         answer = CachedAnswer(None, now(), str(error), error.status)
     return _CACHE.update((url, what, arguments), answer)

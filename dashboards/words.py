@@ -143,6 +143,11 @@ def reading(value: float, signal: str, unit: str) -> str:
     return f"{100 * value:.3g} %" if is_share(signal) and math.isfinite(value) else quantity(value, unit)
 
 
+def percent(share: float) -> str:
+    """Returns a share in whole percent, `under 1 %` for small ones."""
+    return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
 def with_entity_names(text: str) -> str:
     """Returns text with `kind:name` replaced by names and Cel by °C."""
     return _ENTITY.sub(lambda found: entity_name(found[0]), text.strip()).replace(" Cel", " °C")

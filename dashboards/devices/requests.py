@@ -29,8 +29,6 @@ ERROR_TTL_S = 5.0
 """Lifetime of a failed request for history (s), so that viewers do not all wait for the same limit. Chosen."""
 LAST_KNOWN_S = 86_400
 """Age until which last known values are shown, with their age (s). Chosen: a day; charts have older ones."""
-TIMEOUT_S = 16.0
-"""Limit of a request for history (s): the API waits 5 s for a free place and reads for 10 s. Chosen."""
 _LAST = AnswerCache(64)
 
 
@@ -85,7 +83,7 @@ def _read_history(url: str, _parse: Callable[[Any], Any], path: str, query: tupl
 def _try_history(
     url: str, _parse: Callable[[Any], Any], path: str, query: tuple[tuple[str, str], ...]
 ) -> CachedAnswer[Any]:
-    client = replace(snapshot.make_client(), timeout=TIMEOUT_S)
+    client = replace(snapshot.make_client(), timeout=snapshot.HISTORY_S)
     try:
         return CachedAnswer(client.fetch(_parse, path, query), snapshot.now())
     except ApiError as error:

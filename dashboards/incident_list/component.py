@@ -39,14 +39,14 @@ def selectable_list(
     now: int,
     key: str,
     groups: Mapping[str, str] | None = None,
-    jobs: Mapping[str, int] | None = None,
+    reach: Mapping[str, tuple[int, int]] | None = None,
 ) -> tuple[str | None, list[str]]:
     """Draws the list in the given order, with boxes; returns the id of the clicked incident, and the selected ids.
 
-    groups: incident -> heading of its group; incidents of one group follow each other.  jobs: incident -> jobs that it
-    reaches, if that is known.
+    groups: incident -> heading of its group; incidents of one group follow each other.  reach: incident -> jobs and
+    nodes that it reaches, if that is known.
     """
-    rows = [{**_row(i, now, (jobs or {}).get(i.id)), "group": (groups or {}).get(i.id, "")} for i in incidents]
+    rows = [{**_row(i, now, (reach or {}).get(i.id)), "group": (groups or {}).get(i.id, "")} for i in incidents]
     drawn = _list(
         key=key,
         data={"items": rows, "selectable": True},
@@ -72,7 +72,7 @@ def list_rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
     return [_row(incident, now) for incident in sort_incidents(incidents)[:MAX_LISTED]]
 
 
-def _row(incident: Incident, now: int, jobs: int | None = None) -> dict[str, Any]:
+def _row(incident: Incident, now: int, reach: tuple[int, int] | None = None) -> dict[str, Any]:
     until = now if incident.resolved is None else incident.resolved
     life = incident.life
     return {
@@ -83,8 +83,9 @@ def _row(incident: Incident, now: int, jobs: int | None = None) -> dict[str, Any
         "cause": entity_name(incident.cause),
         "detector": incident.detector,
         "age": age((until - incident.onset) / SECOND),
-        "jobs": "" if jobs is None else amount(jobs, "job", "jobs"),
-        "members": amount(len(incident.members), "member", "members"),
+        "jobs": "" if reach is None else amount(reach[0], "job", "jobs"),
+        "nodes": "" if reach is None else amount(reach[1], "node", "nodes"),
+        "members": amount(len(incident.members), "member", "members") if reach is None else "",
         "confidence": "" if incident.confidence is None else f"{incident.confidence * 100:.0f} %",
         "state": STATE[incident.state],
         "owner": life.assignee or (life.acknowledged_by if incident.resolved is None else ""),

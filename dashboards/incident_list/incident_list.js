@@ -1,5 +1,5 @@
 // Names and summaries come from the fleet: they are set as text, never as markup.
-const NUMBERS = { age: "Duration", jobs: "Jobs", members: "Members", confidence: "Confidence", owner: "Owner" };
+const NUMBERS = { age: "Duration", jobs: "Jobs", nodes: "Nodes", members: "Members", confidence: "Confidence", owner: "Owner" };
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -23,6 +23,7 @@ function row(item, numbers, open, role) {
   what.append(first, second);
   const state = element("span", `cell state ${item.state === "Open" ? "open" : ""}`, item.state);
   link.append(severity, what, ...numbers.map((f) => element("span", "cell num", item[f])), state);
+  for (const cell of link.querySelectorAll(".num")) cell.title = cell.textContent; // a long name is cut
   if (role) {
     link.setAttribute("role", "row");
     for (const cell of link.children) cell.setAttribute("role", "cell");

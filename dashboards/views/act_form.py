@@ -90,7 +90,7 @@ def send(path: str, body: Mapping[str, Any], done: str | Callable[[Act], str]) -
         made = snapshot.send(parse_act, path, body)
     except ApiError as error:
         about = path.partition("/")[2].partition("/")[0]
-        st.session_state[_RESULT] = about, Outcome("critical", f"Nothing changed. {error}", False)
+        st.session_state[_RESULT] = about, Outcome("critical", error.describe("Nothing changed."), False)
         return ""
     st.session_state[_RESULT] = (
         made.id,

@@ -15,7 +15,7 @@ from dashboards.markup import SEVERITY_OF
 from dashboards.theme import PALETTES
 from dashboards.views import acts, muting, parts
 from dashboards.views.response import draw_actions
-from dashboards.words import STATE, age, amount, clock, plain, signal_name
+from dashboards.words import STATE, age, amount, clock, percent, plain, signal_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
@@ -83,7 +83,7 @@ def subtitle(incident: Incident, now: int) -> str:
     delay = (incident.opened - incident.onset) / SECOND
     texts = [
         f"suspected cause {entity_name(incident.cause)}",
-        "" if incident.confidence is None else f"confidence {cause_and_impact.percent(incident.confidence)}",
+        "" if incident.confidence is None else f"confidence {percent(incident.confidence)}",
         f"onset {clock(incident.onset, now)}, duration {age((until - incident.onset) / SECOND)}",
         f"detected after {age(delay)}",
         cause_and_impact.owner_text(incident, now),
@@ -178,9 +178,16 @@ def _chart(detail: IncidentDetail, now: int) -> None:
     for entity, signal in signals:
         answer = snapshot.fetch_series(entity, signal, start, end, str(chosen))
         failed = failed or (answer.error if answer.status != 404 else "")
+        if answer.error and answer.status is None and answer.value is None:
+            break  # no answer in time: the next signal would wait as long
         if answer.value is not None and any(p.value is not None for p in answer.value.points):
             palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
             with place:
+                if failed and (entity, signal) != signals[0]:
+                    heading = f"No answer for {signal_name(signals[0][1])}, {entity_name(signals[0][0])}."
+                    st.html(
+                        markup.notice(f"Shown instead: another signal of this incident. {failed}", "degraded", heading)
+                    )
                 known = f", up to {clock(answer.fetched, now)}" if answer.error else ""
                 st.html(markup.section("Evidence", f"{answer.value.help}, {entity_name(entity)} and its peers{known}"))
                 st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")

@@ -56,7 +56,7 @@ def _body() -> None:
             _draw_empty(query, answer)
         return
     groups = _group_headings(query, found)
-    picked, selected = selectable_list(found.incidents, answer.fetched, f"incidents-{query.show}", groups, found.jobs)
+    picked, selected = selectable_list(found.incidents, answer.fetched, f"incidents-{query.show}", groups, found.reach)
     with bar:
         _bulk([i for i in found.incidents if i.id in selected], found.labels)
     _pages(query, found.total)
@@ -202,6 +202,8 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
     if chosen:
         row = st.container(horizontal=True, vertical_alignment="center", key="bulk")
         row.html(f"<b>{amount(len(chosen), 'incident', 'incidents')} selected</b>", width="content")
+        if not silencing.draw_right("incidents/ID/acknowledge"):
+            return
         waiting = [i.id for i in chosen if i.state in ("open", "silenced")]
         row.button(
             f"Acknowledge {len(waiting)}",

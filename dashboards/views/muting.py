@@ -49,7 +49,7 @@ def _add(about: str) -> None:
     try:
         made = snapshot.add_mute(detector, scope, HOURS.get(duration, HOURS[DEFAULT_DURATION]) * 3600, reason)
     except ApiError as error:
-        state[_RESULT] = (about, "critical", f"Not muted. {error}")
+        state[_RESULT] = (about, "critical", error.describe("Not muted."))
         return
     state[_RESULT] = (about, "quiet", f"Muted: {subject(made)} until {clock(made.until, snapshot.now())}.")
     state[f"mute-reason-{about}"] = ""
@@ -59,7 +59,7 @@ def _end(identity: str) -> None:
     try:
         ended = snapshot.end_mute(identity)
     except ApiError as error:
-        st.session_state[_RESULT] = (LIST, "critical", f"Mute not ended. {error}")
+        st.session_state[_RESULT] = (LIST, "critical", error.describe("Mute not ended."))
         return
     st.session_state[_RESULT] = (LIST, "quiet", f"Mute ended: {subject(ended)}.")
 

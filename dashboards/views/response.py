@@ -32,6 +32,9 @@ def draw_actions(detail: IncidentDetail) -> None:
     """Draws the row of buttons, and the result of the last one."""
     incident = detail.incident
     row = st.container(horizontal=True, key="actions")
+    if not identity.may_write(f"incidents/{snapshot.quoted(incident.id)}/acknowledge"):
+        _draw_disabled(row, incident.state == "resolved")
+        return
     if incident.state == "resolved":
         _popover(row, "Reopen", "reopen", detail, _reopen_form, primary=True)
     else:
@@ -54,6 +57,14 @@ def draw_actions(detail: IncidentDetail) -> None:
     draw_result(incident.id)
     if not is_open(f"silence-{incident.id}"):
         silencing.draw_result(f"silence-{incident.id}")
+
+
+def _draw_disabled(row: Any, resolved: bool) -> None:
+    """Draws the buttons for a person who may only read, with what is missing."""
+    names = ("Reopen", "Assign", "Comment") if resolved else ("Acknowledge", "Assign", "Comment", "Silence", "Resolve")
+    for name in (*names, "Feedback"):
+        row.button(name, key=f"disabled-{name}", disabled=True, help="Needs the role operator")
+    row.html('<span class="fp-below">You may read only: writing needs the role operator.</span>')
 
 
 About = tuple[str, int | None]

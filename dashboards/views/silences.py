@@ -137,7 +137,11 @@ def _send(
         outcome = Outcome("quiet", f"{done}: {made.text}, until {clock(made.until, snapshot.now())}.", True)
     except ApiError as error:
         why = "Another person changed it; it is shown as it is now. " if error.status == CONFLICT else ""
-        outcome = Outcome("degraded" if why else "critical", f"Nothing changed. {why or error}", False)
+        outcome = Outcome(
+            "degraded" if why else "critical",
+            f"Nothing changed. {why}" if why else error.describe("Nothing changed."),
+            False,
+        )
     st.session_state[_RESULT] = outcome
     return outcome
 
@@ -239,4 +243,4 @@ def _end_mute(identity: str) -> None:
         snapshot.end_mute(identity)
         st.session_state[_RESULT] = Outcome("quiet", "Mute ended.", True)
     except ApiError as error:
-        st.session_state[_RESULT] = Outcome("critical", f"Mute not ended. {error}", False)
+        st.session_state[_RESULT] = Outcome("critical", error.describe("Mute not ended."), False)

@@ -158,7 +158,7 @@ def add_silence(matchers: Sequence[str], seconds: float, reason: str) -> Outcome
     try:
         made = snapshot.send(parse_silence, "silences", body)
     except ApiError as error:
-        return Outcome("critical", f"Not silenced. {error}", False)
+        return Outcome("critical", error.describe("Not silenced."), False)
     return Outcome("quiet", f"Silenced until {clock(made.until, snapshot.now())}: {made.text}", True)
 
 

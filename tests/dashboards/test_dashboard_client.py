@@ -106,8 +106,21 @@ def test_a_refusal_names_the_token_file(api: Any, status: int) -> None:
 
 def test_an_error_without_a_problem_document_is_reported_by_its_reason(api: Any) -> None:
     api.broken["fleet"] = (502, b"bad gateway of a proxy")
-    with pytest.raises(ApiError, match=r"Bad Gateway \(HTTP 502\)"):
+    with pytest.raises(ApiError, match=r"Bad Gateway \(HTTP 502\)\. .* run: fleetpulse doctor"):
         Client(api.url).fetch_fleet()
+
+
+def test_only_a_response_that_is_missing_leaves_a_write_in_doubt(api: Any) -> None:
+    api.broken["fleet"] = (409, b'{"detail": "changed"}')
+    with pytest.raises(ApiError) as refused:
+        Client(api.url).fetch_fleet()
+    with pytest.raises(ApiError) as away:
+        Client("http://127.0.0.1:9").fetch_fleet()
+    api.released.clear()
+    with pytest.raises(ApiError, match=r"does not answer within 0\.2 s: the pipeline is busy or hangs") as late:
+        Client(api.url, timeout=0.2).fetch_fleet()
+    assert (refused.value.unsure, away.value.unsure, late.value.unsure) == (False, False, True)
+    assert refused.value.describe("Not silenced.") == "Not silenced. Changed (HTTP 409)"
 
 
 def test_a_redirect_is_not_followed_with_the_token(api: Any) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dashboards import acting, cause_and_impact, detail_answers, snapshot
+from dashboards import acting, cause_and_impact, detail_answers, identity, snapshot
 from dashboards.answers import Change, parse_detail
+from dashboards.client import ApiError, Client
 from dashboards.links import Link
 from dashboards.views import silencing
 from pipeline.model.records import SECOND, iso
@@ -127,6 +128,30 @@ def test_a_refused_act_shows_the_error_and_keeps_the_text(api: Any) -> None:
     test.button(key="resolve-A1-do").click().run()
     assert "Nothing changed. Another user resolved it (HTTP 409)" in shown(test)
     assert test.text_input(key="resolve-A1-text").value == "over"
+
+
+@pytest.mark.slow
+def test_an_act_whose_response_is_lost_is_not_said_to_have_changed_nothing(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = page(incident_script, opened="resolve-A1", id="A1")
+
+    def lost(*_: Any) -> None:
+        raise ApiError("The API does not answer within 2.5 s", unsure=True)
+
+    monkeypatch.setattr(Client, "send", lost)
+    test.button(key="resolve-A1-do").click().run()
+    assert "It is not known whether this was written: look before you repeat it. The API does not answer" in shown(test)
+    assert "Nothing changed" not in shown(test)
+
+
+@pytest.mark.slow
+def test_a_viewer_is_offered_no_act(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "current", lambda: identity.Person("vera", "viewer"))
+    test = page(incident_script, id="A1")
+    own = {b.label: b.disabled for b in test.button if b.label in ("Acknowledge", "Assign", "Silence", "Resolve")}
+    assert own == dict.fromkeys(("Acknowledge", "Assign", "Silence", "Resolve"), True)
+    assert "You may read only: writing needs the role operator." in shown(test)
 
 
 @pytest.mark.slow
