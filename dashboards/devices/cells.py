@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from html import escape
 
 from dashboards.devices.answers import ClassValues, SignalValues
-from dashboards.words import label, reading, signal_name
+from dashboards.words import age, label, quantity, reading, signal_name
 
 MIN_PEERS = 5
 """Fewest peers whose middle 80 % a value is compared with. Chosen: as in charts."""
+OF_AGENTS = ("agent.", "bmc.", "collector.", "exporter.")
+"""Signals whose times are waits of any length: in ms below a second, and as an age from a minute on."""
 MARGIN = 0.15
 """A value stands out if it is this share of the band's median beyond the band. Chosen: sensor noise is below it."""
 
@@ -45,6 +47,10 @@ def measured(value: float, signal: SignalValues) -> str:
     """Returns a value with its unit; counts have none, shares are in percent, and speeds in Gbit/s."""
     if signal.unit == "Mbit/s" and abs(value) >= 1000:
         return f"{value / 1000:.3g} Gbit/s"
+    if signal.unit == "s" and signal.name.startswith(OF_AGENTS):
+        return (
+            f"{value * 1000:.3g} ms" if 1e-3 <= abs(value) < 1 else age(value) if value >= 60 else quantity(value, "s")
+        )
     return reading(value, signal.name, "" if signal.unit.startswith("{") else signal.unit)
 
 

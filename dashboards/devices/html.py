@@ -34,7 +34,15 @@ def explore_href(entities: Sequence[str], signals: Sequence[str], span: str = "6
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str, kind: str = "") -> str:
     """Returns a table whose cells are markup, or `empty` without rows; kind: a further class."""
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    names = [escape(name) for name in head]
+    cells = (
+        "".join(
+            f'<td data-head="{name}"{"" if cell else " data-empty"}>{cell}</td>'
+            for name, cell in zip(names, row, strict=False)
+        )
+        for row in rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     if not body:
         return f'<p class="fp-empty">{escape(empty)}</p>'
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)

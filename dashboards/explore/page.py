@@ -17,7 +17,7 @@ from dashboards.explore import choose, export, sql_view
 from dashboards.explore.choose import Choice
 from dashboards.time_chart.component import Look, Mark, signal_title, time_charts
 from dashboards.views import parts
-from dashboards.words import amount, plain, reading, unit_name
+from dashboards.words import amount, percent, plain, reading, unit_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
@@ -147,7 +147,7 @@ def _row(signal: Compared, i: int) -> list[str]:
         texts = [reading(float(v), signal.name, unit) for v in (known[-1], low, known.mean(), high)]
     band = None if signal.band is None else signal.band[0][np.isfinite(signal.band[0])]
     peers = reading(float(np.median(band)), signal.name, unit) if band is not None and len(band) else "none"
-    missing = f"{1 - len(known) / max(1, len(line.values)):.0%}"
+    missing = percent(1 - len(known) / max(1, len(line.values)))
     cells = [escape(text) for text in (*texts, peers, missing)]
     return [escape(signal_title(signal.name, signal.help)), entity_link(line.entity), *cells]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards import linked
 from dashboards.facility.answers import Balance, Supplies, UnevenNode
 from dashboards.markup import badge
-from dashboards.words import amount, quantity
+from dashboards.words import amount, percent, quantity
 
 UNBALANCE = 0.1
 """Unbalance of the phases from which a PDU is marked. Chosen: single-phase loads give a few percent; a lost phase far
@@ -18,12 +18,12 @@ def cell(balance: Balance | None) -> str:
     """Returns the balance of a PDU; empty if nothing is known."""
     texts = []
     if balance is not None and balance.phases is not None:
-        word = f"phases {balance.phases:.0%} off"
+        word = f"phases {percent(balance.phases)} off"
         of = balance.circuit or ""
         where = f" ({linked.entity_link(of)})" if of.startswith("circuit:") else ""
         texts.append((badge(word.upper(), "degraded") if balance.phases > UNBALANCE else word) + where)
     if balance is not None and balance.share is not None:
-        word = f"{balance.share:.0%} of {balance.feeds} feeds"
+        word = f"{percent(balance.share)} of {balance.feeds} feeds"
         uneven = abs(balance.share - 1 / balance.feeds) > FEED / balance.feeds
         texts.append(badge(word.upper(), "degraded") if uneven else word)
     return "; ".join(texts)
@@ -36,7 +36,7 @@ def supplies(found: Supplies | None) -> str:
     if not found.nodes:
         return '<p class="fp-empty">No node reports the load of two power supplies: no BMC of a node is read.</p>'
     even = f"{found.nodes - found.uneven:,} of {amount(found.nodes, 'node', 'nodes')} share the load evenly"
-    text = f'<p class="fp-empty">{even}: no supply is more than {found.limit:.0%} above the mean of its node.</p>'
+    text = f'<p class="fp-empty">{even}: no supply is more than {percent(found.limit)} above the mean of its node.</p>'
     if not found.uneven:
         return text
     more = found.uneven - len(found.worst)
@@ -47,4 +47,4 @@ def supplies(found: Supplies | None) -> str:
 
 def _row(one: UnevenNode) -> tuple[str, ...]:
     loads = ", ".join(quantity(watts, "W") for _, watts in sorted(one.loads.items()))
-    return linked.entity_link(one.node), linked.entity_link(one.supply), f"{one.excess:.0%}", loads
+    return linked.entity_link(one.node), linked.entity_link(one.supply), percent(one.excess), loads

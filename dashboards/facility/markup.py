@@ -10,8 +10,8 @@ from dashboards import linked
 from dashboards.facility import balance
 from dashboards.facility.answers import Facility, Hanging, Prediction, Unit
 from dashboards.links import as_markup, entity_link, incident_link
-from dashboards.markup import badge, simulated_badge
-from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, quantity, reading, signal_name
+from dashboards.markup import badge, notice_of, simulated_badge
+from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, percent, quantity, reading, signal_name
 from pipeline.model.entity_names import KINDS, entity_name
 from pipeline.model.signals import CATALOGUE
 
@@ -141,7 +141,7 @@ def _load_tile(power: Sequence[Unit]) -> str:
         return linked.tile("unknown", "highest load", "no limit is reported", "none", "#power")
     share, entity = max(loads)
     return linked.tile(
-        f"{share:.0%}", "highest load", entity_name(entity), "degraded" if share > 0.9 else "none", "#power"
+        percent(share), "highest load", entity_name(entity), "degraded" if share > 0.9 else "none", "#power"
     )
 
 
@@ -220,7 +220,7 @@ def _valve(unit: Unit, valves: Mapping[str, Unit]) -> str:
     opening = None if found is None else found.number("coolant.valve_position")
     if found is None or opening is None:
         return ""
-    text = f"{opening:.0%} open"
+    text = f"{percent(opening)} open"
     return text if found is unit else f"{text}, {linked.entity_link(found.entity)}"
 
 
@@ -256,7 +256,7 @@ def _pressure(unit: Unit) -> float | None:
 def _pump(unit: Unit) -> str:
     """Returns speed and status of the pump."""
     speed, share = unit.number("pump.speed"), unit.number("pump.speed_ratio")
-    text = _value(speed, "rpm") if speed is not None else "" if share is None else f"{share:.0%}"
+    text = _value(speed, "rpm") if speed is not None else "" if share is None else percent(share)
     words = [str(unit.values[name]) for name in unit.abnormal if name.startswith(("pump", "coolant"))]
     return " ".join([text, *(badge(word.upper(), "degraded") for word in words)])
 
@@ -306,6 +306,14 @@ def _few(hanging: Hanging, kind: str, most: int) -> str:
     return f"{KINDS[kind][0 if hanging.count == 1 else 1]} {names}"
 
 
+def open_incidents(unit: Unit, titles: Mapping[str, str]) -> str:
+    """Returns the unresolved incidents of a unit as links with their titles, below its headline."""
+    shown = ", ".join(as_markup(incident_link(i, titles.get(i, ""))) for i in unit.incidents[:5])
+    more = f" and {len(unit.incidents) - 5:,} more" if len(unit.incidents) > 5 else ""
+    tone = unit.state if unit.state in ("critical", "degraded") else "degraded"
+    return notice_of("Unresolved:", shown + more, tone)
+
+
 def _incidents(unit: Unit) -> str:
     shown = ", ".join(as_markup(incident_link(i)) for i in unit.incidents[:3])
     return shown + (f" and {len(unit.incidents) - 3:,} more" if len(unit.incidents) > 3 else "")
@@ -339,7 +347,8 @@ def power(units: Sequence[Unit]) -> str:
 def _bar(share: float) -> str:
     tone = "critical" if share > 1 else "degraded" if share > 0.9 else "ok"
     width = max(0, min(100, round(share * 100)))
-    return f'<b class="fp-share">{share:.0%}</b><i class="fp-meter fp-meter-{tone}"><i style="width:{width}%"></i></i>'
+    meter = f'<i class="fp-meter fp-meter-{tone}"><i style="width:{width}%"></i></i>'
+    return f'<b class="fp-share">{percent(share)}</b>{meter}'
 
 
 def leaks(units: Sequence[Unit], now: int | None = None) -> str:
@@ -374,7 +383,7 @@ def facts(unit: Unit, now: int) -> str:
         rows.append(("Return minus supply", quantity(round(difference, 2), "K")))
     share, limit = load(unit)
     if share is not None:
-        rows.append(("Load", f"{share:.0%} of {limit}"))
+        rows.append(("Load", f"{percent(share)} of {limit}"))
     rows.append(("Last data", "never" if unit.last_seen is None else ago(unit.last_seen, now)))
     body = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in rows)
     return f'<dl class="fp-facts">{body}</dl>'

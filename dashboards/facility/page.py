@@ -13,7 +13,7 @@ from dashboards.facility.answers import Facility, Unit, parse_facility
 from dashboards.routes import FACILITY_KINDS, href
 from dashboards.theme import PALETTES
 from dashboards.views import parts
-from dashboards.words import amount, signal_name
+from dashboards.words import amount, plain, signal_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, iso
 
@@ -98,6 +98,9 @@ def _headline(unit: Unit, title: str) -> str:
 
 
 def _details(unit: Unit, facility: Facility, now: int) -> None:
+    if unit.incidents:
+        titles = {i.id: plain(i.summary) for i in snapshot.fetch_unresolved().value or ()}
+        st.html(markup.open_incidents(unit, titles))
     if box := markup.prediction(unit, facility.window_s):
         st.html(box)
     left, right = st.columns([1.25, 1], gap="medium")

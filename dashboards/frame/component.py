@@ -15,7 +15,7 @@ import streamlit as st
 from dashboards import pages, routes, snapshot, theme, times
 from dashboards.answers import require_list
 from dashboards.words import STATE, plain
-from pipeline.model.entity_names import entity_name
+from pipeline.model.entity_names import KINDS, entity_name
 
 _HERE = Path(__file__).parent
 _KEY = "frame"
@@ -110,7 +110,7 @@ def _row(hit: Hit) -> dict[str, str]:
     below = hit.text if hit.match == hit.id else f"{hit.match}, {hit.text}".rstrip(", ")
     return {
         "href": routes.entity_href(hit.id),
-        "kind": hit.kind,
+        "kind": KINDS.get(hit.kind, (hit.kind,))[0],
         "name": entity_name(hit.id),
         "below": ", ".join(entity_name(part) for part in below.split(", ") if part),
     }

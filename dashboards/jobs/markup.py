@@ -230,6 +230,15 @@ def _cause(open_: Sequence[Harm]) -> str:
     return "no incident reaches it" if worst is None else f"cause: {shorten(plain(worst.summary), 60, placeholder='…')}"
 
 
+def _effect(harm: Harm) -> str:
+    """Returns the effect as on the page of the incident: `25 % slower`, `not slower any more`, or why it is unknown."""
+    if harm.state in ("slow", "unaffected") and harm.slowdown is not None:
+        if harm.state == "unaffected" and harm.lost_gpu_hours:
+            return "not slower any more"
+        return f"{percent(harm.slowdown).removeprefix('+')} slower" if harm.slowdown >= 0.005 else "not slower"
+    return f"{harm.state}: {harm.basis}" if harm.basis else harm.state
+
+
 def _severity(harm: Harm) -> str:
     return badge(SEVERITY_OF.get(harm.severity, harm.severity).upper(), TONES.get(harm.severity, "quiet"))
 
@@ -240,7 +249,7 @@ def harms(found: Sequence[Harm], now: int) -> str:
         (
             f"{as_markup(incident_link(h.id))} {_severity(h)}",
             escape(plain(h.summary)),
-            escape(h.state) + (f" {escape(percent(h.slowdown))}" if h.slowdown is not None else f": {escape(h.basis)}"),
+            escape(_effect(h)),
             escape(
                 f"since {ago(h.onset, now)}"
                 if h.resolved is None

@@ -277,10 +277,12 @@ def _small_multiples(
 
 OUTLIER_SHARE = 0.3
 """Share of the last quarter of a chart in which a line is outside the band of its peers, to be framed. Chosen."""
+OUTLIER_NOW = 3
+"""Newest points of which all are outside of it: a fault of a few minutes is framed too. Chosen: one may be noise."""
 
 
 def find_outliers(found: Comparison) -> frozenset[tuple[str, str]]:
-    """Returns (entity, signal) of lines that left the middle 80 % of their peers by half its width, for long."""
+    """Returns (entity, signal) of lines that left the middle 80 % of their peers by half its width, for long or now."""
     outliers = set()
     for signal in found.signals:
         if signal.band is None or signal.peers < cells.MIN_PEERS:
@@ -292,7 +294,9 @@ def find_outliers(found: Comparison) -> frozenset[tuple[str, str]]:
             with np.errstate(invalid="ignore"):
                 out = (line.values > high + room) | (line.values < low - room)
             known = np.isfinite(line.values) & np.isfinite(low)
-            if known[recent].any() and out[recent].sum() / known[recent].sum() >= OUTLIER_SHARE:
+            newest = out[np.flatnonzero(known)[-OUTLIER_NOW:]]
+            lasting = known[recent].any() and out[recent].sum() / known[recent].sum() >= OUTLIER_SHARE
+            if lasting or (len(newest) == OUTLIER_NOW and newest.all()):
                 outliers.add((line.entity, signal.name))
     return frozenset(outliers)
 
@@ -335,6 +339,9 @@ def _parts(detail: EntityDetail, values: CachedAnswer[Values], now: int) -> None
         st.html(markup.section("Power supplies"))
         st.html(tables.device_table(supplies, tables.PSU_COLUMNS, "Power supply", now))
     with right:
+        st.html(markup.section("BMC and agent", "what reads this node"))
+        health = tables.health_rows(values.value, now)
+        st.html(f'<div class="fp-narrow">{html.facts(health, "No BMC and no agent reports its own state.")}</div>')
         st.html(markup.section("Data quality", "collectors of the agent on this node"))
         st.html(tables.device_table(collectors, tables.COLLECTOR_COLUMNS, "Collector", now))
 
@@ -348,7 +355,7 @@ def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) 
     else:
         rows = happened.rows(found.items[:MAX_EVENTS], now, detail.entity)
         head = ("Time", "Entity", "What", "Meaning")
-        st.html(html.table(head, rows, "Nothing happened in this time range.", "fp-events"))
+        st.html(html.table(head, rows, "Nothing happened in this time range.", "fp-events fp-stacked"))
     st.html(markup.section("Past incidents"))
     columns = ("Onset", "Severity", "Title", "Duration", "Relation")
     st.html(html.table(columns, incident_rows.past_rows(detail.incidents, now), "No past incidents are stored."))

@@ -51,9 +51,14 @@ NODE_SIGNALS = (
     "node.power", "node.load1", "node.memory_available", "node.memory_total", "node.uptime", "node.clock_offset",
     "node.clock_synchronized", "node.chassis_faults", "node.gpu_expected", "node.gpu_driver",
 )  # fmt: skip
+HEALTH = {"bmc": "BMC", "agent": "Agent", "exporter": "Exporter", "leak": "Leak detector"}
+"""Classes of what reads and guards the node -> name, in this order."""
+HEALTH_SIGNALS = (
+    "bmc.reachable", "bmc.latency", "agent.unsent", "agent.spool_bytes", "agent.spool_wait", "agent.dropped",
+    "agent.memory", "exporter.up", "exporter.scrape_time", "leak.state",
+)  # fmt: skip
 OTHER_SIGNALS = (
-    "sensor.temperature", "sensor.fan_speed", "leak.state", "bmc.reachable", "bmc.latency", "agent.spool_bytes",
-    "agent.spool_wait", "agent.dropped", "exporter.up", "nvlink.state", "neuroncore.utilization",
+    *HEALTH_SIGNALS, "sensor.temperature", "sensor.fan_speed", "nvlink.state", "neuroncore.utilization",
     "gpu.power_limit", "gpu.pcie_width", "gpu.pcie_generation", "gpu.rows_failed", "gpu.present",
 )  # fmt: skip
 COLUMNS = (*GPU_COLUMNS, *PORT_COLUMNS, *PSU_COLUMNS, *COLLECTOR_COLUMNS)
@@ -72,7 +77,8 @@ def device_table(
     if any(peers):
         rows.append([f"<i>{escape(cells.peers_title(values))}</i>", *peers, *([""] if extra else [])])
     head = [name, *(column.title for column in shown), *(["Far end"] if extra else [])]
-    return html.table(head, rows, f"No {name.lower()}s known.", "fp-devices")
+    several = name.removesuffix("y") + "ies" if name.endswith("y") else f"{name}s"
+    return html.table(head, rows, f"No {several.lower()} known.", "fp-devices")
 
 
 def _row(
@@ -131,6 +137,29 @@ def focus_rows(values: Values, focus: str, detail: EntityDetail) -> list[tuple[s
             column = next((c for c in COLUMNS if c.signal == name), Column(name, name))
             chart = explore_href([focus], [name])
             found.append((cells.title_of(signal), cells.cell(column, signal, value, chart) + escape(beside)))
+    return found
+
+
+def health_rows(values: Values, now: int) -> list[tuple[str, str]]:
+    """Returns (device, values as markup) of the BMC, the agent, its exporters and the leak detectors of a node."""
+    found = []
+    for device_class, name in HEALTH.items():
+        own = values.of_class(device_class)
+        for i, entity in enumerate(own.entities):
+            texts = []
+            for signal_name in HEALTH_SIGNALS:
+                signal = own.signals.get(signal_name)
+                if signal is None or signal.values[i] is None:
+                    continue
+                column, chart = Column(signal_name, signal_name), explore_href([entity], [signal_name])
+                text = cells.cell(column, signal, signal.values[i], chart)
+                texts.append(f"{escape(cells.title_of(signal).lower())} {text}")
+            seen = own.last_seen[i]
+            if seen is None or (now - seen) / SECOND > SILENT_S:
+                since = "no data yet" if seen is None else f"no data for {age((now - seen) / SECOND)}"
+                texts = [f'<span class="fp-silent">{escape(since)}</span>', *texts[:1]]
+            same = len(own.entities) == 1
+            found.append((name if same else f"{name} {short_name(entity)}", ", ".join(texts) or "no value"))
     return found
 
 

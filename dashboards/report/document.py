@@ -19,7 +19,7 @@ from dashboards.detail_answers import Impact
 from dashboards.fleet_map.answers import FILTERS, FleetLayout, FleetMap, parse_layout, parse_map
 from dashboards.report.markup import table, write_document
 from dashboards.report.picture import draw_picture
-from dashboards.words import NODE_STATE, SEVERITY, STATE, age, amount, plain
+from dashboards.words import NODE_STATE, SEVERITY, STATE, age, amount, percent, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.errors import FleetpulseError
 from pipeline.model.records import SECOND, from_iso, iso
@@ -135,7 +135,7 @@ def _incident_line(row: Mapping[str, Any], now: int) -> tuple[str, ...]:
         entity_name(row["cause"]),
         age((now - from_iso(row["onset"])) / SECOND),
         STATE.get(row["state"], row["state"]),
-        "" if sure is None else f"{sure:.0%}",
+        "" if sure is None else percent(sure),
     )
 
 

@@ -26,6 +26,7 @@ from dashboards.fleet_map.answers import (
 )
 from dashboards.fleet_map.component import FILTER_WORDS, MapEvents, MapView, fleet_map
 from dashboards.incident_list.component import incident_list, sort_incidents
+from dashboards.links import Link, as_markup
 from dashboards.report.document import write_report
 from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts
@@ -321,6 +322,9 @@ def _incidents(of_fleet: CachedAnswer[Fleet], found: FleetMap) -> None:
         st.html(markup.notice(healthy_text(found.head), of_now=True))
     if unresolved:
         _show(sort_incidents(unresolved)[:MAX_INCIDENTS], found.head.as_of)
+    if len(unresolved) > MAX_INCIDENTS:
+        every = Link(f"All {len(unresolved):,} unresolved incidents", routes.href("incidents"))
+        st.html(f'<p class="fp-empty">{as_markup(every)}</p>')
 
 
 def _note(unresolved: Sequence[Incident], now: int) -> str:

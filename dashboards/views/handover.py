@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
+from dashboards.incident_list.component import sort_incidents
 from dashboards.links import Link, Text, entity_link, incident_link
 from dashboards.people_answers import Changed, Handover, Pending, parse_handover
 from dashboards.views import parts
@@ -102,7 +103,7 @@ def pending_rows(found: Sequence[Pending], incidents: set[str], now: int) -> lis
 
 
 def incident_rows(found: Sequence[Incident], now: int) -> list[tuple[Text, ...]]:
-    """Returns (severity, title, cause, owner, state, duration)."""
+    """Returns (severity, title, cause, owner, state, duration), the worst first."""
     return [
         (
             SEVERITY[i.severity],
@@ -112,7 +113,7 @@ def incident_rows(found: Sequence[Incident], now: int) -> list[tuple[Text, ...]]
             STATE[i.state],
             age((now - i.onset) / SECOND),
         )
-        for i in found
+        for i in sort_incidents(found)
     ]
 
 

@@ -10,8 +10,8 @@ import streamlit as st
 from dashboards import markup, routes, snapshot
 from dashboards.fleet_map.answers import Share, SharedValue, parse_share
 from dashboards.links import as_markup, entity_link
-from dashboards.words import amount
-from pipeline.model.entity_names import entity_name
+from dashboards.words import amount, percent
+from pipeline.model.entity_names import KINDS, entity_name
 
 MAX_SELECTED = 5_000
 """Entities in one question: as many as fit a request. Chosen."""
@@ -69,7 +69,7 @@ def share_markup(found: Share) -> str:
         parts.append(f'<p class="fp-empty">Nearest, but within chance:</p>{_table(nearest, found)}')
     method = (
         f"One-sided Fisher test (hypergeometric), corrected for {found.compared:,} compared values; "
-        f"a value separates below {found.threshold:.0%}."
+        f"a value separates below {percent(found.threshold)}."
     )
     unknown = f" Not found: {', '.join(entity_name(e) for e in found.unknown)}." if found.unknown else ""
     return "".join(parts) + f'<p class="fp-empty">{escape(method + unknown)}</p>'
@@ -84,7 +84,7 @@ def _table(rows: Sequence[SharedValue], found: Share) -> str:
 def _line(row: SharedValue, found: Share) -> str:
     value = as_markup(entity_link(row.value) if row.attribute in PLACES else row.value)
     cells = (
-        escape(row.attribute.replace("_", " ")),
+        escape(KINDS.get(row.attribute, (row.attribute.replace("_", " "),))[0]),
         value,
         _part(row.inside, found.selected, "in"),
         _part(row.outside, found.others, "out"),

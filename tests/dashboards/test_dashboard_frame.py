@@ -44,7 +44,7 @@ def test_results_of_a_search_lead_to_their_pages(plain_address: None) -> None:
     )
     assert found.total == 7
     assert hit_rows(found.hits) == [
-        {"href": "node?entity=gpu%3An1.0", "kind": "gpu", "name": "GPU 0 of n1", "below": "1654922, node n1"},
+        {"href": "node?entity=gpu%3An1.0", "kind": "GPU", "name": "GPU 0 of n1", "below": "1654922, node n1"},
         {"href": "incident?id=A1", "kind": "incident", "name": "GPU 0 of n1 is hot", "below": "A1, acknowledged"},
     ]
 

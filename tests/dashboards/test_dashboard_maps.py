@@ -119,7 +119,7 @@ def test_what_separates_a_selection_is_shown_with_numbers_and_method() -> None:
     assert "2 of 2" in text
     assert "0 of 1" in text
     assert "1 in 2,500" in text
-    assert "corrected for 7 compared values; a value separates below 1%" in text
+    assert "corrected for 7 compared values; a value separates below 1 %" in text
 
 
 def test_nothing_separates_them_is_an_answer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,20 @@ import pytest
 
 from dashboards.devices.answers import EventItem, parse_comparison, parse_values
 from dashboards.devices.happened import describe
-from dashboards.node.page import find_outliers, recovery_text
+from dashboards.node import tables
+from dashboards.node.page import OUTLIER_NOW, find_outliers, recovery_text
 from dashboards.node.tables import SIGNALS
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from tests.dashboards.conftest import NOW
-from tests.dashboards.device_tables import HOSTILE, compare_table, empty_caches, serve_node, values_table
+from tests.dashboards.device_tables import (
+    HOSTILE,
+    _signal_values,
+    compare_table,
+    empty_caches,
+    serve_node,
+    values_table,
+)
 from tests.dashboards.quality_tables import quality_table
 from tests.dashboards.test_dashboard_acts import act_table
 from tests.dashboards.test_dashboard_pages import page, shown
@@ -116,6 +125,38 @@ def test_a_line_that_left_its_peers_is_framed() -> None:
     assert find_outliers(found) == frozenset()
     found.signals[0].lines[7].values[-20:] = np.float32(80)
     assert find_outliers(found) == {("gpu:n1.7", "gpu.temperature")}
+    found.signals[0].lines[7].values[-20:] = np.float32(62)
+    found.signals[0].lines[5].values[-OUTLIER_NOW:] = np.float32(80)  # it began minutes ago
+    assert find_outliers(found) == {("gpu:n1.5", "gpu.temperature")}
+    found.signals[0].lines[5].values[-OUTLIER_NOW] = np.float32(62)  # a shorter one may be noise
+    assert find_outliers(found) == frozenset()
+
+
+def test_the_bmc_and_the_agent_of_a_node_have_their_own_state() -> None:
+    table = values_table("node:n1", ["bmc.reachable", "agent.unsent", "agent.spool_wait"], "node:n1", 8)
+    own = {"bmc": ["bmc:n1"], "agent": ["agent:n1"]}
+    values = {"bmc.reachable": 0.0, "agent.unsent": 12.0, "agent.spool_wait": 0.0153}
+    table["classes"] = [
+        {
+            "device_class": device_class,
+            "entities": entities,
+            "last_seen": [iso(NOW - (300 if device_class == "agent" else 0) * SECOND)],
+            "left_out": 0,
+            "signals": [
+                {**_signal_values(name, entities), "values": [value]}
+                for name, value in values.items()
+                if name.startswith(device_class)
+            ],
+        }
+        for device_class, entities in own.items()
+    ]
+    rows = dict(tables.health_rows(parse_values(table), NOW))
+    assert "reachable" in rows["BMC"]
+    assert "! no" in rows["BMC"]
+    assert "no data for 5 min" in rows["Agent"]
+    table["classes"][1]["last_seen"] = [iso(NOW)]
+    text = dict(tables.health_rows(parse_values(table), NOW))["Agent"]
+    assert re.search("unsent.*12.*spool wait.*15.3 ms", text)
 
 
 def test_a_consequence_names_its_root() -> None:

@@ -43,7 +43,7 @@ def test_cooling_shows_flow_temperatures_pressure_pump_and_what_hangs_on_it(site
 
 def test_power_is_shown_against_its_limit_or_says_that_there_is_none(site: Any) -> None:
     text = shown(page(script))
-    assert '<b class="fp-share">96%</b>' in text
+    assert '<b class="fp-share">96 %</b>' in text
     assert "no limit reported" in text
     assert "BREAKER: TRIPPED" in text
 
@@ -157,8 +157,8 @@ def test_a_unit_shows_the_least_open_valve_of_its_connectors(site: Any) -> None:
     parts = [unit(f"connector:{n}", parents=["cdu:c1"], values={"coolant.valve_position": v}) for n, v in valves]
     text = facility_of(site, unit("cdu:c1", values=cooling_values(328.5, 39.7, 3205.3)), *parts)
     row = text[text.index(">CDU c1<") :].partition("</tr>")[0]
-    assert "42% open, <a" in row
-    assert "90% open" in text
+    assert "42 % open, <a" in row
+    assert "90 % open" in text
     assert NO_VALVE not in text
     snapshot._fetch_cached.clear()
     assert "Valve position" in shown(page(script, entity="connector:c1.1"))
@@ -172,18 +172,18 @@ def test_pdus_show_the_balance_of_their_phases_and_feeds(site: Any) -> None:
         {"phases": 0.31, "circuit": "circuit:p2.m1", "share": 0.8, "feeds": 2},
     ]
     text = facility_of(site, *(unit(f"pdu:p{i}", balance=b) for i, b in enumerate(balances, 1)), unit("pdu:p3"))
-    assert "phases 4% off (<a" in text
-    assert "51% of 2 feeds" in text
-    assert "PHASES 31% OFF" in text
-    assert "80% OF 2 FEEDS" in text
+    assert "phases 4 % off (<a" in text
+    assert "51 % of 2 feeds" in text
+    assert "PHASES 31 % OFF" in text
+    assert "80 % OF 2 FEEDS" in text
     assert "their balance is not known" not in text
 
 
 def test_nodes_with_uneven_supplies_are_listed_and_the_others_counted(site: Any) -> None:
     text = shown(page(script))
-    assert "63 of 64 nodes share the load evenly: no supply is more than 20% above the mean" in text
+    assert "63 of 64 nodes share the load evenly: no supply is more than 20 % above the mean" in text
     table = text[text.index("<caption>Nodes with uneven") :].partition("</table>")[0]
-    assert re.findall(r">([^<>]+)</(?:a|span)></?", table)[-2:] == ["33%", "1,600 W, 1,600 W, 0 W, 1,600 W"]
+    assert re.findall(r">([^<>]+)</(?:a|span)></?", table)[-2:] == ["33 %", "1,600 W, 1,600 W, 0 W, 1,600 W"]
     assert 'href="node?entity=node%3An042"' in table
 
 
