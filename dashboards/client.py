@@ -208,7 +208,7 @@ class Client:
                 f"{start} within {self.timeout:g} s: the pipeline is busy or hangs. Find the reason: fleetpulse doctor"
             )
             return ApiError(text, unsure=True)
-        text = f"{start} ({_reason(error)}). Is the pipeline running? Start it with: fleetpulse pipeline"
+        text = f"{start} ({_reason(error)}). Is the pipeline running? fleetpulse doctor says how to start it"
         return ApiError(text, unsure=not isinstance(reason, ConnectionRefusedError))
 
     def _error_of(self, error: urllib.error.HTTPError) -> ApiError:

@@ -108,7 +108,7 @@ def _send(config: Config, request: urllib.request.Request, timeout: float, is_fi
                 f"API {base_url(config)} does not answer within {timeout:g} s: it hangs or is suspended"
             ) from error
         raise Unreachable(
-            f"API {base_url(config)} does not answer ({reason}); start the pipeline: fleetpulse pipeline"
+            f"API {base_url(config)} does not answer ({reason}); fleetpulse doctor says how to start the pipeline"
         ) from error
 
 
@@ -120,7 +120,8 @@ def _name_token(config: Config, status: int, answer: Any) -> Any:
     if not os.environ.get(TOKEN_VARIABLE):
         if config.api.token_file is not None or status == 403:
             return answer
-        return {**answer, "detail": f"no token was sent; export {TOKEN_VARIABLE}=..., or set [api] token_file"}
+        how = f"export {TOKEN_VARIABLE}=..., or set [api] token_file"
+        return {**answer, "detail": f"{detail}; no token was sent; {how}"}
     if config.api.token_file is None:
         return answer
     return {**answer, "detail": f"{detail}; the token is that of {TOKEN_VARIABLE}, not of {config.api.token_file}"}

@@ -69,7 +69,7 @@ def test_a_refused_connection_names_the_address_and_the_fix() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ApiError, match=f"{url} does not answer .*fleetpulse pipeline") as caught:
+        with pytest.raises(ApiError, match=f"{url} does not answer .*fleetpulse doctor") as caught:
             Client(url).fetch_fleet()
     assert caught.value.status is None
     assert caught.value.exit_code == 3

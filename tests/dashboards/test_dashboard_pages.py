@@ -133,7 +133,7 @@ def test_an_unreachable_api_is_shown_on_every_page(api: Any, monkeypatch: pytest
     for script, query in ((fleet_script, {}), (incidents_script, {}), (incident_script, {"id": "A1"})):
         text = shown(page(script, **query))
         assert "No data." in text
-        assert "Is the pipeline running? Start it with: fleetpulse pipeline" in text
+        assert "Is the pipeline running? fleetpulse doctor says how to start it" in text
 
 
 def test_incidents_are_filtered_by_the_state_in_the_address(api: Any) -> None:

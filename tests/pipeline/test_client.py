@@ -91,7 +91,7 @@ def test_an_error_that_is_not_json_is_shown_as_it_is() -> None:
 
 @pytest.mark.parametrize("body", [b"no json", b""])
 def test_a_response_that_is_not_json_means_that_no_pipeline_is_there(body: bytes) -> None:
-    with run_server(200, body) as (port, _), pytest.raises(Unreachable, match="fleetpulse pipeline"):
+    with run_server(200, body) as (port, _), pytest.raises(Unreachable, match="fleetpulse doctor"):
         client.get(config_for(port), "/readyz")
 
 
