@@ -82,6 +82,12 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_webhook_with_a_login_is_not_written_where_all_users_read_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="url_file"):
+        set_up(tmp_path / "fleetpulse.toml", answers="one-host\na\n\n0\nhttps://user:pw@alerts.example/hook\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_configuration_with_keys_is_kept_and_one_of_a_package_is_not(tmp_path: Path) -> None:
     path, words = tmp_path / "fleetpulse.toml", ("--role", "one-host", "--site", "a", "--kafka", "", "--gpus", "0")
     path.write_text("# every key has a default\n")
