@@ -122,8 +122,16 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
 
 def _check_target(path: Path, replace: bool) -> None:
     """Raises Refused if the file has keys; that of a package has none."""
-    if path.exists() and not replace and files.read_table(path):
+    if not replace and _has_keys(path):
         raise Refused(f"{path}: exists; expected a new file; change it by hand, or: fleetpulse setup --replace")
+
+
+def _has_keys(path: Path) -> bool:
+    """Returns whether a file must be kept: also one that is no TOML, which somebody wrote."""
+    try:
+        return path.exists() and bool(files.read_table(path))
+    except ConfigError:
+        return True
 
 
 def _check_text(text: str, path: Path) -> None:
@@ -137,7 +145,7 @@ def _write(path: Path, text: str) -> list[str]:
     said = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and files.read_table(path):
+        if _has_keys(path):
             path.rename(f"{path}.old")
             said.append(f"configuration: the one before is {path}.old")
         draft = path.with_name(f"{path.name}.new")

@@ -97,6 +97,11 @@ def test_a_configuration_with_keys_is_kept_and_one_of_a_package_is_not(tmp_path:
     before = path.read_text()
     set_up(path, *words, "--webhook", "", "--replace")
     assert (tmp_path / "fleetpulse.toml.old").read_text() == before
+    path.write_text("[broken")
+    with pytest.raises(Refused, match="exists; expected a new file"):
+        set_up(path, *words, "--webhook", "")
+    set_up(path, *words, "--webhook", "", "--replace")
+    assert (tmp_path / "fleetpulse.toml.old").read_text() == "[broken"
 
 
 def test_doctor_ends_with_the_fixes_of_what_fails_first() -> None:
