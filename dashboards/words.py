@@ -36,6 +36,9 @@ _LABELS = {
     "corroborated_by": "Corroborated by",
     "down_s": "Down for",
     "flaps": "Flaps",
+    "load1": "Load, 1 min",
+    "gpu expected": "GPUs expected",
+    "gpu driver": "GPUs of the driver",
 }
 _UNITS = {"Cel": "°C", "By": "B", "By/s": "B/s", "1": "", "share": "", "decade": "decades", "us": "µs"}
 _MOST_SHARE = 10

@@ -163,12 +163,15 @@ def test_the_number_of_rows_is_limited() -> None:
     assert len(list_rows([incident(str(i)) for i in range(MAX_LISTED + 1)], NOW)) == MAX_LISTED
 
 
-def test_the_page_of_incidents_knows_the_jobs_that_each_reaches_if_the_api_does() -> None:
-    rows = [incident_table("A1") | {"impact": {"jobs": 3}}, incident_table("A2") | {"impact": None}]
+def test_the_page_of_incidents_knows_the_jobs_and_nodes_that_each_reaches_if_the_api_does() -> None:
+    rows = [incident_table("A1") | {"impact": {"nodes": 2, "jobs": 3}}, incident_table("A2") | {"impact": None}]
     page = parse_incident_page({"incidents": rows})
-    assert page.jobs == {"A1": 3}
-    shown = [_row(i, NOW, page.jobs.get(i.id))["jobs"] for i in page.incidents]
-    assert shown == ["3 jobs", ""]
+    assert page.reach == {"A1": (3, 2)}
+    rows = [_row(i, NOW, page.reach.get(i.id)) for i in page.incidents]
+    assert [(row["jobs"], row["nodes"], row["members"]) for row in rows] == [
+        ("3 jobs", "2 nodes", ""),
+        ("", "", "2 members"),
+    ]
 
 
 def test_the_age_uses_the_servers_clock() -> None:
