@@ -40,7 +40,7 @@ certification reports other worlds. What judged has the {by}.
 - The page budget is off: it would hide false pages by lowering the detector that sends them.
 - In the raised suite false pages are far more frequent, as are faults: see the table of false pages.
 """
-COMMITS: Mapping[str, str] = {}
+COMMITS: Mapping[str, str] = {"2ffd45e67b1ec26a": "d193223905be5c62bae592e7a2b7960ffaa21d16"}
 """Fingerprint of certified code -> a commit that has it, to run it again."""
 _ABLATIONS = """## What each part of the method is worth
 

@@ -6,6 +6,7 @@ Beta-Bernoulli: a defective device fails a share of its rounds drawn from Beta(1
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,17 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What proves a defect: so many mismatches; or one with a known answer that `agreeing` other devices gave, by a
+    version with which the device was right before, and such odds of a defect against an upset of a healthy device:
+    then the program works there, and no majority decides."""
+
+    mismatches: int
+    odds: float
+    agreeing: int
+
+
 @dataclass
 class MismatchLedger(State):
     """Devices that gave a wrong answer recently.
@@ -68,10 +80,13 @@ class MismatchLedger(State):
 
     records: dict[str, Record] = notes()
 
-    def record_wrong(self, verdict: CanaryVerdict, before: int, page_at: int, horizon: int) -> Record | None:
+    def record_wrong(
+        self, verdict: CanaryVerdict, before: int, works: bool, proof: Proof, horizon: int
+    ) -> Record | None:
         """Records a mismatch; returns the record of the device, None if it was recorded before.
 
-        before: right rounds of the device so far.   horizon: mismatches from before it do not help to confirm.
+        before: right rounds of the device so far.   works: it was right with this version.
+        horizon: mismatches from before it do not count towards `proof`.
         """
         record = self.records.setdefault(verdict.entity, _new_record(before))
         if any(e["time"] == verdict.time and e["canary"] == verdict.canary for e in record["wrong"]):
@@ -85,11 +100,11 @@ class MismatchLedger(State):
             again = min(verdict.facts["again"], RETESTS)
             record["again"] += again
             record["between"] += RETESTS - again
-        record["wrong"] = [*record["wrong"], _ledger_entry(verdict)][-MAX_MISMATCHES:]
+        record["wrong"] = [*record["wrong"], {**_ledger_entry(verdict), "works": works}][-MAX_MISMATCHES:]
         record["uuid"] = verdict.facts.get("uuid", record["uuid"])
         record["reproduced"] |= _is_reproduced(record["wrong"][-1:])
         recent = sum(e["time"] >= horizon for e in record["wrong"])
-        confirmed = record["state"] == "confirmed" or record["reproduced"] or recent >= min(page_at, MAX_MISMATCHES)
+        confirmed = record["state"] == "confirmed" or self._is_proven(verdict.entity, recent, proof)
         record["state"] = "confirmed" if confirmed else "suspect"
         record["retest"] = "failed" if confirmed else "asked"
         if confirmed and not record["confirmed"]:
@@ -110,7 +125,14 @@ class MismatchLedger(State):
             record["since"] = record["confirmed"] = 0
         return record
 
-    def remove_mismatches(self, false: FalseMismatch, page_at: int) -> list[str]:
+    def _is_proven(self, entity: str, recent: int, proof: Proof) -> bool:
+        record = self.records[entity]
+        if record["reproduced"] or recent >= min(proof.mismatches, MAX_MISMATCHES):
+            return True
+        sound = any(e["known"] and e.get("works") and e["agreeing"] >= proof.agreeing for e in record["wrong"])
+        return sound and self.odds_of(entity) >= proof.odds
+
+    def remove_mismatches(self, false: FalseMismatch, proof: Proof) -> list[str]:
         """Removes mismatches that software caused; returns the devices that have none left."""
         over = []
         for entity, record in list(self.records.items()):
@@ -120,8 +142,9 @@ class MismatchLedger(State):
                 record["count"] -= len(removed)
                 record["again"] -= sum(min(e.get("again", 0), RETESTS) for e in removed)
                 record["wrong"] = kept
-                if record["state"] == "confirmed" and len(kept) < page_at and not _is_reproduced(kept):
-                    record |= {"state": "suspect", "retest": "asked", "reproduced": False, "confirmed": 0}
+                record["reproduced"] = _is_reproduced(kept)
+                if record["state"] == "confirmed" and not self._is_proven(entity, len(kept), proof):
+                    record |= {"state": "suspect", "retest": "asked", "confirmed": 0}
                 if not kept:
                     del self.records[entity]
                     over.append(entity)
@@ -190,16 +213,17 @@ def _ledger_entry(verdict: CanaryVerdict) -> Record:
 
 @dataclass
 class ClassResults(State):
-    """Time of the last right answer, and right rounds in all, of each device of a class."""
+    """Time of the last right answer, the CRC-32 of its version, and right rounds in all, of each device of a class."""
 
     last: np.ndarray[Any, np.dtype[np.int64]] = memory(0, np.int64)
     rounds: np.ndarray[Any, np.dtype[np.int64]] = memory(0, np.int64)
+    version: np.ndarray[Any, np.dtype[np.uint32]] = memory(0, np.uint32)
     names: list[str] = notes(list)
 
 
 @dataclass
 class RightResults(State):
-    """Time of the last right answer, and number of right rounds, of each device: 16 bytes per GPU and core."""
+    """Time of the last right answer, and number of right rounds, of each device: 20 bytes per GPU and core."""
 
     classes: dict[str, ClassResults] = parts(ClassResults)
     nodes: dict[str, dict[str, int]] = notes()  # node -> its two devices that were right last, and when
@@ -217,8 +241,8 @@ class RightResults(State):
             known.grow(len(known.names))
             self._index |= {e: (device_class, i) for i, e in enumerate(known.names)}
 
-    def record_right(self, entity: str, time: int, rounds: int, node: str | None) -> None:
-        """Records right rounds of a device of a node."""
+    def record_right(self, entity: str, time: int, rounds: int, version: str, node: str | None) -> None:
+        """Records right rounds of a device of a node with a version of the canary."""
         if node is not None:
             _keep_two_newest(self.nodes.setdefault(node, {}), entity, time)
         at = self._index.get(entity)
@@ -226,6 +250,12 @@ class RightResults(State):
             known = self.classes[at[0]]
             known.last[at[1]] = max(known.last[at[1]], time)
             known.rounds[at[1]] += rounds
+            known.version[at[1]] = zlib.crc32(version.encode())
+
+    def was_right_with(self, entity: str, version: str) -> bool:
+        """Returns whether the last right answer of a device was by a version of the canary."""
+        at = self._index.get(entity)
+        return at is not None and int(self.classes[at[0]].version[at[1]]) == zlib.crc32(version.encode())
 
     def last_right(self, entity: str) -> tuple[int, int]:
         """Returns (time of the last right answer, right rounds in all); 0 if none is known."""

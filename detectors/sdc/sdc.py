@@ -12,7 +12,7 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.event_data import events_of, read_text
 from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
-from detectors.sdc.ledger import MAX_NAMED, UPSET_RATE, GpuJobs, MismatchLedger, Record, RightResults
+from detectors.sdc.ledger import MAX_NAMED, UPSET_RATE, GpuJobs, MismatchLedger, Proof, Record, RightResults
 from detectors.sdc.votes import CanaryVerdict, CanaryVotes, is_result
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level, iso
@@ -42,16 +42,19 @@ class SdcVote(Detector):
     the log has a line. A wrong answer that `same_answer` GPUs, or cores of as many nodes, share is other software, not
     a defect.
 
-    One mismatch is a suspect and requests a retest (the agent repeats the problem three times immediately, then reports
-    each round). It pages when `page_at` rounds within `ledger_days` were wrong, or when a retest was wrong too while
-    another device has the right answer. A suspect is cleared by its next right round; a page by so many right rounds
-    in a row, `clean_runs` at least, that a device that fails as often would have them with a chance below `doubt`; by
-    another device (UUID) in its place; not by a reset, as nearly all such defects are permanent.
+    One mismatch requests a retest (the agent repeats the problem three times immediately, then reports each round). It
+    pages when the device was right before with this version, `quorum` others gave the known answer now, and a defect is
+    `page_odds` times as likely as an upset of a healthy device, from all its rounds; when `page_at` rounds within
+    `ledger_days` were wrong; or when a retest was wrong too while another device has the right answer. Else it is a
+    suspect, cleared by its next right round; a page by so many right rounds in a row, `clean_runs` at least, that a
+    device that fails as often would have them with a chance below `doubt`; by another device (UUID) in its place; not
+    by a reset, as nearly all such defects are permanent.
     Within a day of a change of its node's software it stays a suspect until another device there was right since.
 
     Source: Dixit et al., "Silent Data Corruptions at Scale" (arXiv 2102.11245): only known answers show wrong ones;
     quarantine of suspects after Hochschild et al., "Cores that don't count" (HotOS 2021); permanence and occurrence
-    of 1e-8 to 1: SDCHunter (OSDI 2026). The other numbers are chosen. No telemetry signal predicts such devices.
+    of 1e-8 to 1: SDCHunter (OSDI 2026). page_odds: nine in ten of such pages are right (chosen). The other numbers
+    are chosen. No telemetry signal predicts such devices.
     """
 
     name: ClassVar[str] = "sdc"
@@ -66,6 +69,7 @@ class SdcVote(Detector):
 
     quorum: int = 5
     page_at: int = 2
+    page_odds: float = 9.0
     same_answer: int = 3
     clean_runs: int = 10
     doubt: float = 1e-4
@@ -95,6 +99,10 @@ class SdcVote(Detector):
         self._expire(time)
         return self._findings(time, topology, over) if self.ledger.records or self.conditions else []
 
+    @property
+    def _proof(self) -> Proof:
+        return Proof(int(self.page_at), self.page_odds, int(self.quorum))
+
     def budget(self) -> list[str]:
         """Returns the false alarms that upsets of healthy devices cause."""
         wrong = UPSET_RATE * DAY_S * self.ledger_days  # with a round a second: more than any schedule of canaries has
@@ -120,19 +128,21 @@ class SdcVote(Detector):
                 self._record_wrong(verdict)
         mistakes, self.votes.mistakes = dict.fromkeys(self.votes.mistakes), []
         for mistake in sorted(mistakes, key=lambda m: m.why != "shared"):  # the more exact reason is shown
-            over.update(dict.fromkeys(self.ledger.remove_mismatches(mistake, self.page_at), mistake.why))
+            over.update(dict.fromkeys(self.ledger.remove_mismatches(mistake, self._proof), mistake.why))
 
     def _record_right(self, verdict: CanaryVerdict, topology: Topology, ends: bool) -> None:
         """Enters a right result. ends: whether it may end a condition; one that has just begun is reported first."""
         node = topology.ancestor_of_kind(verdict.entity, "node")
-        self.results.record_right(verdict.entity, verdict.time, max(verdict.facts.get("rounds", 1), 1), node)
+        rounds = max(verdict.facts.get("rounds", 1), 1)
+        self.results.record_right(verdict.entity, verdict.time, rounds, verdict.version, node)
         if self.ledger.records:
             self.ledger.record_right(verdict, self.clean_runs, self.doubt if ends else -1.0)
 
     def _record_wrong(self, verdict: CanaryVerdict) -> None:
         last, rounds = self.results.last_right(verdict.entity)
         horizon = verdict.time - int(self.ledger_days * _DAY)
-        record = self.ledger.record_wrong(verdict, rounds, self.page_at, horizon)
+        works = self.results.was_right_with(verdict.entity, verdict.version)
+        record = self.ledger.record_wrong(verdict, rounds, works, self._proof, horizon)
         if record is None:
             return
         if record["since"] == verdict.time:  # the first of a condition

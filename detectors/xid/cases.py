@@ -26,6 +26,7 @@ from detectors.xid.levels import (
     CLEANUP,
     COPY,
     HOLDS,
+    NVLINK,
     PAGE,
     PCIE,
     PROGRAM,
@@ -65,7 +66,7 @@ def new_case(time: int) -> Case:
     codes: XID as text -> [how often, name, action, then].   facts: other facts -> [level, words, must wait].
     driver: recovery action of the driver.   reset: a line says that only a reset helps.   lines: of the log.
     job: job that was on the GPU.   place: unit of the GPU that an XID 13 named.   others: GPUs that it affected.
-    away: us for which it and its node were silent.   linked: first message about an NVLink that nothing else watches.
+    away: us for which it and its node were silent.
     program: GPUs of its job with errors at the same time.   repeats: why it is this GPU and no program.
     """
     empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": [], "away": 0}
@@ -112,10 +113,12 @@ def add_xid(case: Case, code: int, data: Mapping[str, Any], own: Mapping[int, Le
     case["codes"][str(code)] = [known[0] + times, name or known[1], action or known[2], then or known[3]]
 
 
-def add_link_message(case: Case, time: int, again: int) -> None:
-    """Adds a message about an NVLink that nothing else watches; a second one `again` us later is a broken link."""
-    first = case.setdefault("linked", time)
-    if time - first >= again:
+def add_link_message(case: Case, entity: str, time: int, firsts: dict[str, int], again: int) -> None:
+    """Adds a message about an NVLink that nothing else watches; a second one, at least `again` us and at most
+    REPEAT_FOR after the first, is a broken link. firsts: GPU -> first message; older ones are dropped."""
+    for other in [e for e, first in firsts.items() if not 0 <= time - first <= REPEAT_FOR]:
+        del firsts[other]
+    if time - firsts.setdefault(entity, time) >= again:
         case["facts"]["nvlink"] = ["page", "NVLink errors recur", False]
 
 
@@ -154,8 +157,30 @@ def is_link_only(case: Case) -> bool:
     return set(case["facts"]) == {"sxid"} and not case["codes"] and case["driver"] is None and not case["reset"]
 
 
+def is_of_switch(case: Case) -> bool:
+    """Returns whether it is only what switches of a node reported, fatal or not."""
+    return set(case["facts"]) <= {"sxid", "fatal_sxid"} and not case["codes"] and case["driver"] is None
+
+
+def is_broken_link(case: Case) -> bool:
+    """Returns whether all that is known of a GPU is that messages about its NVLinks recur."""
+    return set(case["facts"]) == {"nvlink"} and set(xid_codes(case)) <= NVLINK and not (case["driver"] or case["reset"])
+
+
+def quiet_for(case: Case) -> int:
+    """Returns the us after its last event when a case that is not latched is over: as long as a message may recur."""
+    return REPEAT_FOR if is_broken_link(case) else QUIET_FOR
+
+
+def describe_end(case: Case) -> str:
+    """Returns what ends a case that is not latched."""
+    return "an hour without another one, or a reset" if is_broken_link(case) else PASSES
+
+
 def is_latched(case: Case, at: Level) -> bool:
     """Returns whether only a reset, a reboot or a person ends it. at: its level."""
+    if is_broken_link(case):
+        return False
     return at == "page" or (at == "ticket" and (bool(HOLDS & set(xid_codes(case))) or case["driver"] is not None))
 
 
@@ -385,7 +410,7 @@ class CaseSchedule:
 
         known: its open condition.   maintenance: it is in maintenance, after which its level may rise.
         """
-        over = case["last"] + QUIET_FOR + 1
+        over = case["last"] + quiet_for(case) + 1
         if known is None and not case["fresh"] and is_link_only(case):
             self.schedule(entity, over)
         elif case["fresh"] or known is None or (maintenance and known["level"] != "page"):

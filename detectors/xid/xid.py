@@ -48,7 +48,8 @@ class Xid(Detector):
     the GPU's return, the recovery action "none" of the driver, or a person ends them. All reports of one GPU are one
     condition; consequences of another GPU's XID belong to that GPU. XID 48 waits `settle` s for the row that replaces
     what failed. An XID of an NVLink is left to link_nvlink, which has the counters of the links; where none is read,
-    one that recurs after half a minute is a page here.
+    one that recurs after half a minute and within an hour is a page here until an hour is quiet, and so is a fatal one
+    of a switch, until a reset.
 
     XIDs that programs cause (13, 31, 43, 45, copy engines) on two or more GPUs of one job within `together` s belong to
     the job, a suspect; on one GPU again within `again` s, under another job or in the same unit of it, to that GPU, a
@@ -83,6 +84,7 @@ class Xid(Detector):
 
     cases: dict[str, Case] = notes()
     conditions: OpenConditions = notes()
+    link_errors: dict[str, int] = notes()  # GPU -> first message about a link that nothing reads, within an hour
     reads_nvlinks: bool = notes(bool)  # so that the detector link_nvlink judges them
     odd: NDArray[np.int8] = memory(0, np.int8)  # frames in a row in which the driver reported a fault
     action: NDArray[np.float64] = memory(0.0)
@@ -101,7 +103,7 @@ class Xid(Detector):
             return []
         time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
         self.gates.update(frames)
-        self.reads_nvlinks |= "nvlink" in frames and len(frames["nvlink"].entities) > 0
+        self.reads_nvlinks |= "nvlink" in frames and bool(np.isfinite(frames["nvlink"]["nvlink.state"]).any())
         found: list[Finding] = []
         for event in sorted(events_of(frames, *_KINDS), key=lambda e: (e.time, e.entity, e.kind)):
             found += self._apply_event(event, topology, time)
@@ -157,7 +159,7 @@ class Xid(Detector):
         if event.kind in _XIDS:
             return self._apply_xid(event, topology, time)
         if event.kind in ("gpu_back", "counter_reset"):
-            return self._close_case(event.entity, time, _WHY_RESET) if kind_of(event.entity) == "gpu" else []
+            return self._close_reset(event.entity, topology, time) if kind_of(event.entity) == "gpu" else []
         if event.kind == "gpu_count":
             return self._apply_gpu_count(event, time)
         gpu = kind_of(event.entity) == "gpu"
@@ -209,8 +211,9 @@ class Xid(Detector):
             return []
         if event.kind == "sxid":
             words = f"SXid {levels.read_code(event.data, 'sxid')} {read_text(event.data.get('name'))}".rstrip()
-            kind = "fatal_sxid" if event.data.get("fatal") is True else "sxid"
-            self._add_fact(event, event.entity, kind, ("suspect", words))
+            fatal = event.data.get("fatal") is True
+            level: Level = "page" if fatal and not self.reads_nvlinks else "suspect"
+            self._add_fact(event, event.entity, "fatal_sxid" if fatal else "sxid", (level, words))
         elif code is not None or (wanted is not None and kind_of(event.entity) == "gpu"):
             case = self._open_case(event.entity, event.time)
             xid_cases.add_event(case, event.time, read_text(event.data.get("text")))
@@ -220,7 +223,7 @@ class Xid(Detector):
                 xid_cases.add_xid(case, code, event.data, self._site_levels)
                 case["place"] = levels.faulty_unit(event) or case["place"]
                 if code in levels.NVLINK and not self.reads_nvlinks:
-                    xid_cases.add_link_message(case, event.time, _LINK_AGAIN)
+                    xid_cases.add_link_message(case, event.entity, event.time, self.link_errors, _LINK_AGAIN)
             case["job"] = self._jobs.job_on(event.entity, topology) or case["job"]
         return []
 
@@ -266,7 +269,7 @@ class Xid(Detector):
                 found += self._close_case(entity, time, _WHY_RESET)
             elif case.get("away", 0) > GONE_AFTER:
                 found += self._close_case(entity, time, _WHY_REMOVED)
-            elif time - case["last"] > QUIET_FOR and not case["fresh"] and not latched:
+            elif time - case["last"] > xid_cases.quiet_for(case) and not case["fresh"] and not latched:
                 del self.cases[entity]
                 self.conditions.pop(entity, None)
         for job in self.programs.drop_ended(time - QUIET_FOR):
@@ -282,6 +285,13 @@ class Xid(Detector):
         onset = min(known["onset"], time)  # the clock may have gone back since
         summary, evidence = pager_title(entity, f"{why}, earlier faults are over"), make_evidence(why, cleared=True)
         return [Finding(time, onset, entity, self.name, known["level"], 0.0, summary, evidence, _SIGNALS)]
+
+    def _close_reset(self, gpu: str, topology: Topology, time: int) -> list[Finding]:
+        """Drops the case of a GPU that was reset, and what switches of its node reported: they are reset with it."""
+        node = topology.ancestor_of_kind(gpu, "node") or ""
+        of_switch = node in self.cases and xid_cases.is_of_switch(self.cases[node])
+        over = (gpu, node) if of_switch else (gpu,)
+        return [found for entity in over for found in self._close_case(entity, time, _WHY_RESET)]
 
     def _report_case(self, entity: str, time: int, topology: Topology) -> list[Finding]:
         case = self.cases[entity]
@@ -313,7 +323,7 @@ class Xid(Detector):
             score=levels.SCORE[due[1]],
             summary=xid_cases.describe_case(entity, case, self._site_levels),
             signals=_SIGNALS,
-            clears=_CLEARS if latched else xid_cases.PASSES,
+            clears=_CLEARS if latched else xid_cases.describe_end(case),
             **(xid_cases.case_evidence(case) | more),
         )
 

@@ -371,7 +371,8 @@ class Desk:
         while True:
             open_ = [c for c in self._cases.values() if c.is_open]
             fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.raised_at <= REFINE_WINDOW]
-            recent = [c for c in open_ if c in fresh or self.time - c.raised_at <= ABSORB_WINDOW]
+            new = {c.incident.id for c in fresh}
+            recent = [c for c in open_ if c.incident.id in new or self.time - c.raised_at <= ABSORB_WINDOW]
             absorbing = [c for c in open_ if self._causes.can_absorb_at(c, self.time)]
             folds = self._causes.propose_merges(fresh, recent, absorbing)
             folds = [fold for fold in folds if not are_apart(fold.cases)]

@@ -148,6 +148,12 @@ def test_a_failed_row_remap_is_reported_until_the_gpu_is_replaced() -> None:
     assert rows[int(ONSET + 300) // 10] - rows[int(ONSET) // 10 - 1] == 8  # the bank's spare rows, before one fails
     assert column(chunks, "rows_pending")[int(ONSET + 300) // 10] == 1
     assert simulator.schedule.allocations[0].end == ONSET + 305
+    assert simulator.truth()[0]["parameters"]["detectable"] == "2026-01-01T00:25:00.000000Z"  # no page before it fails
+
+
+def test_rows_that_are_remapped_in_time_until_the_recording_ends_need_no_page() -> None:
+    simulator, _ = simulate_fault(RemapFailure(wears=1000.0), 86_400.0, hours=0.5)
+    assert simulator.truth()[0]["class"] == "invisible"
 
 
 def test_an_sram_error_is_counted_only_as_sram_error() -> None:

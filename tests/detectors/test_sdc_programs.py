@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.detection.sdc_coverage import START, restarted_agents
 from detectors.runner import Runner
-from detectors.sdc.ledger import MismatchLedger
+from detectors.sdc.ledger import MismatchLedger, Proof
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_replica import SdcReplica
 from detectors.sdc.votes import MAX_POLLED, AnswerPoll, CanaryVerdict, FalseMismatch
@@ -125,13 +125,16 @@ def test_right_answers_of_cores_do_not_count_for_gpus():
     assert found == []
 
 
+PROOF = Proof(mismatches=2, odds=9.0, agreeing=5)
+
+
 def test_a_mismatch_before_the_broken_release_stays_a_suspect():
     ledger = MismatchLedger()
     for version, time in (("7", START), ("8", START + 2 * DAY)):
         of_ = ("gpu:n0.0", time, False, "gpu.0", version, "w", "right", 8, 7, True)
-        record = ledger.record_wrong(CanaryVerdict(*of_, {}), 0, 2, START - DAY)
+        record = ledger.record_wrong(CanaryVerdict(*of_, {}), 0, False, PROOF, START - DAY)
     assert record["state"] == "confirmed"
-    assert ledger.remove_mismatches(FalseMismatch("broken", "8", kind="gpu", since=START), 2) == []
+    assert ledger.remove_mismatches(FalseMismatch("broken", "8", kind="gpu", since=START), PROOF) == []
     assert (record["state"], record["count"], record["wrong"][0]["version"]) == ("suspect", 1, "7")
 
 
@@ -162,6 +165,27 @@ def test_two_mismatches_page_only_within_the_days_of_the_ledger(second, level):
         found += run_events(detector, names, events, topology, False)
     assert found[-1].evidence["mismatches"] == 2
     assert found[-1].level == level
+
+
+@pytest.mark.parametrize(
+    ("rounds", "version", "others", "level"),
+    [
+        (1_000, "8", 15, "page"),  # 64 times as likely a defect as an upset
+        (100_000, "8", 15, "suspect"),  # less likely than an upset
+        (1_000, "7", 15, "suspect"),  # the new version may be wrong on it
+        (1_000, "8", 3, "suspect"),  # or its known answer, that few others gave
+    ],
+)
+def test_one_mismatch_pages_only_if_a_defect_is_far_more_likely_than_an_upset_or_a_bad_program(
+    rounds, version, others, level
+):
+    names, detector = fleet(16), SdcVote()
+    topology = above(names)
+    before = [result(names[0], START, "right", version, rounds=rounds)]
+    before += [result(g, START, "right") for g in names[1 : others + 1]]
+    run_events(detector, names, before, topology, False)
+    (found,) = run_events(detector, names, [result(names[0], START + ROUND, "w")], topology, False)
+    assert (found.level, found.evidence["mismatches"]) == (level, 1)
 
 
 # --- malformed events -------------------------------------------------------------------------------------------------

@@ -53,6 +53,12 @@ class Site:
             self.tick += 1
         return found
 
+    def show_links(self, state):
+        """Shows a frame of one NVLink with a state, NaN: not measured; none without a state."""
+        if state is not None:
+            values = {"nvlink.state": np.full(1, state)}
+            self.detector.observe({"nvlink": Frame(self.now, "nvlink", ("nvlink:n0.1.0",), values, self.topology)})
+
     def xid(self, code, gpu=GPU, after=0.0, **data):
         known = shipped_xid_table().find_xid(code)
         facts = {"name": known.name, "action": known.action, "then": known.next_action, "severity": known.severity}
@@ -390,12 +396,30 @@ def test_a_switchs_message_about_a_link_is_left_to_link_nvlink_unless_it_is_fata
     assert "SXid 20034 LTSSM Fault Up" in found.summary
 
 
-@pytest.mark.parametrize("read", [True, False])
-def test_an_nvlink_error_that_recurs_pages_where_no_link_is_read_and_else_is_left_to_link_nvlink(read):
+@pytest.mark.parametrize("state", [1.0, np.nan, None])
+def test_an_nvlink_error_that_recurs_pages_where_no_link_is_read_and_else_is_left_to_link_nvlink(state):
     site = Site()
-    if read:
-        links = Frame(site.now, "nvlink", ("nvlink:n0.1.0",), {"nvlink.state": np.ones(1)}, site.topology)
-        site.detector.observe({"nvlink": links})
+    site.show_links(state)
     first, again = site.show(site.xid(74), ticks=5), site.show(site.xid(74), ticks=2)
     assert {f.level for f in first} == {"suspect"}
-    assert {f.level for f in again} <= {"suspect"} if read else again[0].level == "page"
+    assert {f.level for f in again} <= {"suspect"} if state == 1.0 else again[0].level == "page"
+
+
+@pytest.mark.parametrize(("ticks", "level"), [(5, "page"), (120, "page"), (359, "page"), (370, "suspect")])
+def test_an_nvlink_error_recurs_also_after_its_case_is_over_within_an_hour(ticks, level):
+    site = Site()
+    site.show(site.xid(74), ticks=ticks)
+    assert levels(site.show(site.xid(74), ticks=2)) == {GPU: level}
+    quiet = 350 if level == "page" else 60
+    assert site.show(ticks=quiet) != []
+    assert site.show(ticks=20)[2:] == []
+
+
+@pytest.mark.parametrize("state", [1.0, np.nan, None])
+def test_a_fatal_message_of_a_switch_pages_where_no_link_is_read_until_its_gpus_are_reset(state):
+    site = Site()
+    site.show_links(state)
+    found = site.show(site.event("sxid", NODES[0], sxid=20034, name="LTSSM Fault Up", fatal=True), ticks=2)
+    assert {f.level for f in found} == {"suspect" if state == 1.0 else "page"}
+    (end,) = site.show(site.event("counter_reset"), ticks=2)
+    assert (end.entity, end.score) == (NODES[0], 0.0)

@@ -227,6 +227,10 @@ class RemapFailure(Kind):
         assert self.wears is not None
         return fault.onset + min(self.wears, (fault.end - fault.onset) / 3)
 
+    def detectable_from(self, fault: Fault) -> float:
+        """Returns the second from which it needs a page: rows that are remapped in time only need a ticket."""
+        return self.failure_time(fault)
+
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes its effects into the block."""
         device, onset = fault.device, self.failure_time(fault)
