@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from pipeline.judging.mutes import MAX_MUTE_US
-from pipeline.model.entity_names import TITLE_LENGTH
+from pipeline.model.entity_names import cut_title
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, Severity
 from pipeline.model.topology import kind_of
@@ -38,10 +38,6 @@ ChangeKind = Literal[
     "split",
     "feedback",
 ]
-NOTES: frozenset[ChangeKind] = frozenset(
-    "acknowledged commented retitled assigned silenced inhibited held_open returned merged split feedback".split()  # type: ignore[arg-type] # noqa: SIM905
-)
-"""Kinds that receivers of alerts do not get: what people did, and what changes no alert."""
 REPEATED: frozenset[ChangeKind] = frozenset({"escalated", "acknowledgement_expired", "worsened"})
 """Kinds that are sent to receivers again."""
 _LINK_STATE_SIGNALS = frozenset({"nic.state", "nic.carrier_changes"})
@@ -249,8 +245,7 @@ class Case:
     def _title(self, main: Condition) -> str:
         """Returns the summaries of the main finding and of a held condition (a leak), in TITLE_LENGTH characters."""
         main = self.conditions.get((self.incident.detector, self.incident.entity), main)
-        title = main.summary + self._held_summary(main)
-        return title if len(title) <= TITLE_LENGTH else f"{title[: TITLE_LENGTH - 1].rstrip(' ,;:')}…"
+        return cut_title(main.summary + self._held_summary(main))
 
     def _held_summary(self, main: Condition) -> str:
         """Returns the summary of a condition that holds until it is cleared, unless the main finding is one."""

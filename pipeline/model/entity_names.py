@@ -82,10 +82,19 @@ def entity_name(entity: str) -> str:
 
 
 def pager_title(entity: str, text: str) -> str:
-    """`GPU 3 of n042: TEXT` in at most TITLE_LENGTH characters; a longer text is cut, with an ellipsis."""
+    """`GPU 3 of n042: TEXT` in at most TITLE_LENGTH characters."""
     name = entity_name(entity)
-    title = f"{name if name == entity else name[:1].upper() + name[1:]}: {text}"
-    return title if len(title) <= TITLE_LENGTH else f"{title[: TITLE_LENGTH - 1].rstrip(' ,;:')}…"
+    return cut_title(f"{name if name == entity else name[:1].upper() + name[1:]}: {text}")
+
+
+def cut_title(title: str) -> str:
+    """A title of at most TITLE_LENGTH characters: a longer one is cut after a word, with an ellipsis; within a word
+    only if less than half would be left."""
+    if len(title) <= TITLE_LENGTH:
+        return title
+    kept = title[:TITLE_LENGTH]
+    words = kept.rpartition(" ")[0]
+    return f"{(words if 2 * len(words) >= TITLE_LENGTH else kept[:-1]).rstrip(' ,;:')}…"
 
 
 def add_to_title(title: str, affected: str) -> str:

@@ -39,6 +39,12 @@ def test_a_title_begins_with_the_entity_and_has_at_most_80_characters() -> None:
     assert (len(long), long[-1]) == (80, "…")
 
 
+def test_a_long_title_is_cut_after_a_word() -> None:
+    cut = pager_title("gpu:n042.3", "XID 79 fell off the bus, not responding to its driver, also struck GPU 4")
+    assert cut == "GPU 3 of n042: XID 79 fell off the bus, not responding to its driver, also…"
+    assert pager_title("gpu:n042.3", "one " + "x" * 100).endswith("xxx…")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
