@@ -84,14 +84,25 @@ def test_the_role_names_the_packages_and_units_that_exist() -> None:
     assert DEFAULTS["fleetpulse_version"] == version[1]
 
 
-@pytest.mark.parametrize(("line", "stays"), [("Prolog=/etc/slurm/fleetpulse/prolog.sh", True), ("# {}", False)])
-def test_hooks_that_slurm_calls_are_not_removed(line: str, stays: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "line", "stays"),
+    [
+        ("slurm.conf", "Prolog=/etc/slurm/fleetpulse/prolog.sh", True),
+        ("prolog.sh", "/etc/slurm/fleetpulse/prolog.sh || exit $?", True),
+        ("slurm.conf", " # Prolog=/etc/slurm/fleetpulse/prolog.sh", False),
+        ("fleetpulse/prolog.sh", "# ours: /etc/slurm/fleetpulse\n. /etc/slurm/fleetpulse/hooks.sh", False),
+    ],
+)
+def test_hooks_that_slurm_calls_are_not_removed(file: str, line: str, stays: bool, tmp_path: Path) -> None:
     tasks = yaml.safe_load((ROLE / "tasks" / "uninstall.yml").read_text())
     command = next(t["ansible.builtin.shell"]["cmd"] for t in tasks if t.get("register") == "fleetpulse_called")
-    (tmp_path / "slurm.conf").write_text(f"ClusterName=a\n{line.format('Prolog=/etc/slurm/fleetpulse/prolog.sh')}\n")
-    command = command.replace("/etc/slurm/*.conf", f"{tmp_path}/*.conf")
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, env={"PATH": "/usr/bin:/bin"})
-    assert (done.returncode == 0) is stays
+    (tmp_path / "fleetpulse").mkdir()
+    (tmp_path / file).write_text(f"ClusterName=a\n{line}\n")
+    assert command.count(" /etc/slurm/ ") == 1
+    command = command.replace(" /etc/slurm/ ", f" {tmp_path}/ ")
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert (done.returncode == 0) is stays, done.stderr
+    assert done.stdout == (f"{tmp_path}/{file}:{line}\n" if stays else "")
     removed = next(t["loop"] for t in tasks if t["name"] == "Remove what is left")
     assert "[] if fleetpulse_called.rc == 0 else ['/etc/slurm/fleetpulse']" in removed
 

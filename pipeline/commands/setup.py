@@ -73,9 +73,10 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     webhook = "" if role == "node" else answer(given.webhook, "5/5 Webhook for alerts, empty: none", "")
     if not gpus.isdecimal():
         raise UsageError(f"setup: GPUs {gpus!r}: expected a number, such as 8")
-    if "@" in webhook.partition("://")[2]:
+    if {"@", "?"} & set(webhook):
         raise UsageError(
-            "setup: the webhook has a login, and all users read the configuration: see url_file in docs/receivers.md"
+            "setup: the webhook has a login or a query, which may be secret, and all users read the configuration: "
+            "see url_file in docs/receivers.md"
         )
     if role != "one-host" and not kafka:
         raise UsageError(f"setup: a {role} needs Kafka: expected --kafka host:port; without it: --role one-host")

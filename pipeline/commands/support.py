@@ -167,7 +167,7 @@ def _hide_address(found: re.Match[str]) -> str:
 
 def _hide_rest(rest: str) -> str:
     """Returns the host of an address without its scheme, and whether more followed; if in doubt not even the host."""
-    if not rest or rest.startswith(HIDDEN):
+    if not rest:
         return rest
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     below, host = rest[len(authority) :], authority.rpartition("@")[2]

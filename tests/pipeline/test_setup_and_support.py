@@ -82,9 +82,10 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_webhook_with_a_login_is_not_written_where_all_users_read_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["user:pw@alerts.example/hook", "alerts.example/hook?sig=key"])
+def test_a_webhook_with_a_login_or_a_query_is_not_written_where_all_users_read_it(address: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="url_file"):
-        set_up(tmp_path / "fleetpulse.toml", answers="one-host\na\n\n0\nhttps://user:pw@alerts.example/hook\n")
+        set_up(tmp_path / "fleetpulse.toml", answers=f"one-host\na\n\n0\nhttps://{address}\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,6 +220,11 @@ secret_file = "{tmp_path}/headers"
             assert hide(f"got {form}", find_secrets(config)).strip('"') in (f"got {HIDDEN}", f'got "{HIDDEN}'), form
     values = next(content for name, content in collect(config, "") if name == "configuration.json")
     assert "word'q" not in values
+
+
+@pytest.mark.parametrize("rest", ["@hooks.example/key", "?token=key", "/key"])
+def test_what_follows_a_hidden_login_is_hidden_too(rest: str) -> None:
+    assert "key" not in hide(f"POST https://user-token{rest} failed", ["user-token"])
 
 
 def test_an_address_without_a_path_stays() -> None:
