@@ -65,6 +65,11 @@ def _tokens(path: Path, print_line: Callable[[str], None]) -> None:
     print_line(f"tokens: {path} created, for {' and '.join(tokens.INITIAL_USERS)}")
 
 
+def _find_holder(error: Unreachable) -> str:
+    """Returns `process N has it open`, without the advice to stop it: `init` may run beside a pipeline."""
+    return str(error).partition(";")[0].rpartition(": ")[2]
+
+
 def _store(config: Config, print_line: Callable[[str], None]) -> None:
     from pipeline.store.database import Database
 
@@ -74,6 +79,6 @@ def _store(config: Config, print_line: Callable[[str], None]) -> None:
     except Unreachable as error:
         if "lock on file" not in str(error):
             raise
-        print_line(f"store: {path} already exists and is in use: {error}")
+        print_line(f"store: {path} already exists; {_find_holder(error)}")
         return
     print_line(f"store: {path} {'already exists; its schema is current' if known else 'created'}")

@@ -194,5 +194,5 @@ def test_init_beside_a_running_pipeline_creates_the_missing_topics(empty_brokers
         )
         assert init.initialize(config, lines.append) == 0
         holder.communicate()
-    assert any("store" in line and "is in use" in line for line in lines)
+    assert f"store: {path} already exists; process {holder.pid} has it open" in lines
     assert "topic telemetry.v1: created: 4 partitions, 1 replica, retention 72 h" in lines
