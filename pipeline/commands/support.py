@@ -161,7 +161,7 @@ def hide(text: str, secrets: list[str]) -> str:
 
 
 def _hide_address(found: re.Match[str]) -> str:
-    rest = found[2].rstrip(".,;:)]}") if not found[2].endswith("]") else found[2]
+    rest = found[2].rstrip(".,;:)]}") if not found[2].endswith(("]", HIDDEN)) else found[2]
     return found[1] + _hide_rest(rest) + found[2][len(rest) :]
 
 

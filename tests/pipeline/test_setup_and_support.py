@@ -192,6 +192,7 @@ def test_the_support_archive_has_everything_but_no_secret(secret_site: Path, tmp
 )
 def test_an_address_shows_at_most_its_host(address: str, shown: str) -> None:
     assert hide_addresses(address) == shown
+    assert hide(f'"{shown}"', []) == f'"{shown}"', "what is hidden once does not change"
     assert hide(f'see ({address}), then "{address}".', []) == f'see ({shown}), then "{shown}".'
 
 
