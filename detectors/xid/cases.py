@@ -154,12 +154,13 @@ def case_level(case: Case, own: Mapping[int, Level]) -> Level | None:
 
 def is_link_only(case: Case) -> bool:
     """Returns whether it is only a switch's message about a link, which link_nvlink judges with its counters."""
-    return set(case["facts"]) == {"sxid"} and not case["codes"] and case["driver"] is None and not case["reset"]
+    return set(case["facts"]) == {"sxid"} and is_of_switch(case)
 
 
 def is_of_switch(case: Case) -> bool:
     """Returns whether it is only what switches of a node reported, fatal or not."""
-    return set(case["facts"]) <= {"sxid", "fatal_sxid"} and not case["codes"] and case["driver"] is None
+    said_more = case["codes"] or case["driver"] is not None or case["reset"]
+    return set(case["facts"]) <= {"sxid", "fatal_sxid"} and not said_more
 
 
 def is_broken_link(case: Case) -> bool:

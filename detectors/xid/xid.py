@@ -103,7 +103,8 @@ class Xid(Detector):
             return []
         time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
         self.gates.update(frames)
-        self.reads_nvlinks |= "nvlink" in frames and bool(np.isfinite(frames["nvlink"]["nvlink.state"]).any())
+        if not self.reads_nvlinks and "nvlink" in frames:
+            self.reads_nvlinks = bool(np.isfinite(frames["nvlink"]["nvlink.state"]).any())
         found: list[Finding] = []
         for event in sorted(events_of(frames, *_KINDS), key=lambda e: (e.time, e.entity, e.kind)):
             found += self._apply_event(event, topology, time)

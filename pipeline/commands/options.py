@@ -47,12 +47,12 @@ MOST_HOURS = 87_600.0
 
 def parse_hours(text: str) -> float:
     """Returns hours above 0 and at most MOST_HOURS. Raises ArgumentTypeError."""
-    if (found := parse_hours_or_none(text)) == 0:
+    if (found := parse_hours_or_zero(text)) == 0:
         raise _refuse(text, f"a number of hours above 0 and at most {MOST_HOURS:,.0f}")
     return found
 
 
-def parse_hours_or_none(text: str) -> float:
+def parse_hours_or_zero(text: str) -> float:
     """Like `parse_hours`, and 0, which means without an end."""
     try:
         found = float(text)

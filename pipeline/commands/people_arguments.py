@@ -14,7 +14,7 @@ from pipeline.commands.options import (
     WHY,
     option,
     parse_hours,
-    parse_hours_or_none,
+    parse_hours_or_zero,
     parse_time,
 )
 
@@ -31,7 +31,7 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             INCIDENT_IDS,
             COMMENT,
             option(
-                "--hours", "until it expires; 0: never (default: as configured)", type=parse_hours_or_none, metavar="H"
+                "--hours", "until it expires; 0: never (default: as configured)", type=parse_hours_or_zero, metavar="H"
             ),
             VERSION,
             OUTPUT,
