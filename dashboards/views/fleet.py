@@ -100,8 +100,7 @@ def _body() -> None:
     known = replace(found, head=replace(found.head, stalled=found.head.stalled or since is not None))
     parts.draw_head(headline(known), [], sources(known), head, of_now=True, now=now)
     parts.draw_error(answer)
-    if not found.fleet:
-        parts.draw_empty_fleet(found.head)
+    parts.draw_empty_fleet(found.fleet)
     _toolbar(wanted)
     layout = _layout(found, where)
     if layout is None:

@@ -70,8 +70,9 @@ def draw_head(
     """
     fleet = snapshot.fetch_fleet_of() if now is None else answer
     now = snapshot.now() if now is None else now
+    above = st.empty()
     if answer.value is not None and fleet.value is not None and not fleet.error and fleet.value.unready:
-        st.html(markup.unready(fleet.value))
+        above.html(markup.unready(fleet.value))
     left, right = st.columns([2.1, 1], vertical_alignment="top")
     since = unknown_since(answer, fleet, now) if of_now else None
     headline = text if since is None else statement(text, since, now)
@@ -85,11 +86,16 @@ def draw_head(
 
 
 def draw_error(answer: CachedAnswer[Any]) -> None:
-    """Draws the error of a failed request and says that older data is shown; nothing without an error."""
+    """Draws the error of a failed request and says that older data is shown; an empty place without an error.
+
+    The place is kept, here as in the other notices: what follows a notice that comes or goes would otherwise move to
+    another place in the page, and be seen twice until the run ends.
+    """
+    place = st.empty()
     if not answer.error:
         return
     heading = "No data." if answer.value is None else "Showing the last known state."
-    st.html(markup.notice(answer.error, "critical", heading))
+    place.html(markup.notice(answer.error, "critical", heading))
 
 
 EMPTY_FLEET = (
@@ -99,7 +105,8 @@ EMPTY_FLEET = (
 )
 
 
-def draw_empty_fleet(fleet: Fleet) -> None:
-    """Draws what to do next while no node has ever sent data; nothing otherwise."""
-    if not fleet.nodes:
-        st.html(markup.notice(EMPTY_FLEET, "advice", "Nothing to show yet."))
+def draw_empty_fleet(nodes: int) -> None:
+    """Draws what to do next while the whole fleet has no `nodes`, none ever sent data; an empty place otherwise."""
+    place = st.empty()
+    if not nodes:
+        place.html(markup.notice(EMPTY_FLEET, "advice", "Nothing to show yet."))

@@ -203,3 +203,34 @@ def test_chart_and_timeline_of_an_incident_stay_while_the_api_is_away(
     assert "and its peers, up to " in text
     assert "Events are the last known ones." in text
     assert "Checkpoint: step 7" in text
+
+
+def place(test: AppTest, label: str) -> list[int]:
+    """Returns the indices that lead to the control in the tree of the page."""
+
+    def path(block: Any) -> list[int]:
+        for index, child in getattr(block, "children", {}).items():
+            if getattr(child, "label", "") == label:
+                return [index]
+            if below := path(child):
+                return [index, *below]
+        return []
+
+    return path(test.main)
+
+
+@pytest.mark.slow
+def test_a_notice_that_comes_or_goes_leaves_the_controls_of_the_fleet_in_their_place(api: Any) -> None:
+    test = page(fleet_script)
+    before = place(test, "Colour by")
+    assert before
+    api.fleet["unready"] = ["the consumer is behind"]
+    snapshot._fetch_cached.clear()
+    test = page(fleet_script)
+    assert "the consumer is behind" in shown(test)
+    assert place(test, "Colour by") == before
+    api.fleet |= {"unready": [], "nodes": [], "counts": dict.fromkeys(api.fleet["counts"], 0)}
+    snapshot._fetch_cached.clear()
+    test = page(fleet_script)
+    assert "Nothing to show yet." in shown(test)
+    assert place(test, "Colour by") == before
