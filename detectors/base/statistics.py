@@ -86,3 +86,13 @@ def theil_sen(at: NDArray[np.intp], values: Floats) -> float:
     """Returns the median slope of all pairs of (N,) values at N different instants; NaN with fewer than two."""
     first, second = np.triu_indices(len(at), 1)
     return float(np.median((values[second] - values[first]) / (at[second] - at[first]))) if len(first) else float("nan")
+
+
+def count_near(began: NDArray[np.int64], units: NDArray[np.integer], within: int) -> NDArray[np.int64]:
+    """Returns (N,) of how many units, its own included, the first member began within `within` of each member.
+
+    began: (N,) time.   units: (N,) number of the unit of each, as its node.
+    """
+    order = np.argsort(began, kind="stable")
+    first = np.sort(began[order][np.unique(units[order], return_index=True)[1]])
+    return np.searchsorted(first, began + within, "right") - np.searchsorted(first, began - within, "left")

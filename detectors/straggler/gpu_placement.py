@@ -54,6 +54,7 @@ class Placement(State):
     names:   of the devices or ranks.   numbers: kind -> number of the ancestor.   entities: kind -> names by number.
     team:    number of the stage, or of the job where no stage is known.   groups: cohort.   cohorts: their names.
     pooled:  compared with members of other stages too.   lone: all of its team is on its node.
+    crowded: its node is too large a part of its cohort, or it has none: the median would change with it.
     """
 
     names: Sequence[str] = field(default_factory=list, init=False, repr=False)
@@ -64,6 +65,7 @@ class Placement(State):
     cohorts: list[str] = field(default_factory=list, init=False, repr=False)
     pooled: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     lone: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
+    crowded: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
     _mates: dict[str, str] = notes()  # name -> name of its cohort
     _key: tuple[int, ...] = field(default=(), init=False, repr=False)
     _known: dict[str, Ancestors] = field(default_factory=dict, init=False, repr=False)
@@ -103,6 +105,7 @@ class Placement(State):
     def build_cohorts(self, product: Ints, least: int) -> None:
         """Finds the cohort of each. product: number of the product; least: members of the smallest cohort."""
         self.groups, self.cohorts = np.full(len(self.names), -1, np.int32), []
+        self.crowded = np.ones(len(self.names), bool)
         products = 1 + int(product.max(initial=0))
         for kind, size, most in _LADDER:
             if size >= least:
@@ -122,7 +125,7 @@ class Placement(State):
             formed &= _largest_part(of, self.numbers["node"][inside], len(found)) / np.maximum(count, 1) <= most
         number = np.where(formed, np.cumsum(formed) - 1 + len(self.cohorts), -1).astype(np.int32)
         mine = free & formed[of]
-        self.groups[inside[mine]] = number[of[mine]]
+        self.groups[inside[mine]], self.crowded[inside[mine]] = number[of[mine]], most == 1
         self.cohorts += [self.entities[kind][i] for i in (found[formed] // products).tolist()]
 
     def nodes_of_job(self, i: int) -> tuple[str, list[str]]:
@@ -165,7 +168,7 @@ class Placement(State):
         return np.flatnonzero(alike)
 
 
-def _largest_part(groups: NDArray[np.intp], nodes: Ints, size: int) -> NDArray[np.int64]:
+def _largest_part(groups: NDArray[np.integer], nodes: Ints, size: int) -> NDArray[np.int64]:
     """Returns (size,) members of each group on its node with the most; 0 where no node is known."""
     known = nodes >= 0
     pairs, count = np.unique(groups[known] * (1 + int(nodes.max(initial=0))) + nodes[known], return_counts=True)

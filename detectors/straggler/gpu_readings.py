@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.calibration import Kinds
 from detectors.base.cohorts import Cohorts, SpanningCohorts
+from detectors.base.pressure import PRESSED, TIMES, Pressure
 from detectors.base.state import State, memory, part
-from detectors.base.statistics import median_of
+from detectors.base.statistics import count_near, median_of
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons, reason_names, reason_title
 from detectors.straggler.gpu_placement import MOST_OF_COHORT, Placement
-from detectors.straggler.pressure import Pressure
 from pipeline.model.records import SECOND, Frame
 
 Slots = NDArray[np.intp]
@@ -36,23 +36,21 @@ SLOW_CLOCK = 0.8
 POLICY = "power_cap"
 SETTINGS = CAPPED | 0x2 | 0x10  # NVML: power cap, application clocks, sync boost: set by people. A fact of NVML
 _FRESH = 60 * SECOND  # us for which a throttle bit explains slowness: six samples at 10 s; chosen
-_AGO = 600 * SECOND
-"""us within which GPUs of a loop begin to throttle together: plates heat one by one, single faults do not coincide so
-closely. Chosen."""
+AGO = 600 * SECOND
+"""us within which GPUs change together: plates of a loop heat one by one, people set node after node, and single faults
+do not coincide so closely. Chosen."""
 _HEAT_GAIN, _WARMER = 0.01, 5.0
 """Gain of the usual temperature, 17 min at 10 s; and K by which half of a loop's GPUs must be warmer: five steps of
 NVML's rounding. Chosen."""
 _MISSED = 3  # readings in a row that are missing after which the power is not known; chosen
 _SMOOTH = 0.15  # gain, as of the kernel's effect
+_SOMETIMES = 0.1  # smoothed share of its time under a power cap from which the cap may lower a clock; chosen
 _UNDER_CAP = 0.9  # smoothed share of its time that a GPU spends under a cap that does not come and go; chosen
 _BETWEEN = 2.5
 """Times the fall of the clock, a mean over computing and waiting, that a power cap slows a GPU at most: the boards of a
 training job are at their limit in less than half of the readings. Chosen."""
-_NODES = 3  # nodes that throttle: two may coincide; chosen
+NODES = 3  # nodes that change together: two may coincide; chosen
 _LESS = 0.97  # share of the peers' power or limit below which a cap is lower: beyond the 1 % of NVML's power; chosen
-PRESSED, TIMES = 0.10, 3.0
-"""Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
-slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class GpuReadings(State):
     recapped_at: NDArray[np.int64] = memory(0, np.int64)
     together: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
     _loops: SpanningCohorts = field(
-        default_factory=lambda: SpanningCohorts("loop", "cdu", "rack", least=_NODES), init=False, repr=False
+        default_factory=lambda: SpanningCohorts("loop", "cdu", "rack", least=NODES), init=False, repr=False
     )
     _nodes: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
 
@@ -143,7 +141,7 @@ class GpuReadings(State):
         watts[missed >= _MISSED] = np.nan
         self.bits[:n][known], self.known[:n] = bits[known], known
         throttled = has_reason(bits, THROTTLE) & ~has_reason(bits, IDLE)
-        self.began[:n][throttled & (gpus.time - self.throttled_at[:n] > _AGO)] = gpus.time
+        self.began[:n][throttled & (gpus.time - self.throttled_at[:n] > AGO)] = gpus.time
         self.throttled_at[:n][throttled] = gpus.time
         capped = self.capped[:n]
         works = known & ~has_reason(bits, IDLE)  # an idle GPU reports no cap
@@ -159,7 +157,7 @@ class GpuReadings(State):
         before says nothing. One of a few stands out, which is reported as a power cap. column: (units,) of their GPU.
         """
         waits = np.append(self.recapped, False)[column]
-        changed = np.append((self.recapped_at > 0) & (time - self.recapped_at <= _AGO), False)[column]
+        changed = np.append((self.recapped_at > 0) & (time - self.recapped_at <= AGO), False)[column]
         found = np.zeros(len(waits), bool)
         for group in np.unique(groups[waits]).tolist():
             members = groups == group
@@ -172,7 +170,7 @@ class GpuReadings(State):
         """Returns (N,) GPUs that began to throttle with some on at least two other nodes of their loop, else rack, or
         while most of it is warmer; in a fleet without either, with most others: coolant or power has failed there."""
         n = len(gpus.entities)
-        recent = (self.throttled_at[:n] > gpus.time - _AGO) & (self.throttled_at[:n] <= gpus.time)
+        recent = (self.throttled_at[:n] > gpus.time - AGO) & (self.throttled_at[:n] <= gpus.time)
         found, heat = np.zeros(n, bool), self.heat[:n]
         warmer = gpus["gpu.temperature"] - heat
         heat[:] = np.where(np.isfinite(heat), heat + _HEAT_GAIN * np.nan_to_num(warmer), gpus["gpu.temperature"])
@@ -181,20 +179,22 @@ class GpuReadings(State):
         loops, nodes = self._loops.groups(gpus), self._nodes.groups(gpus)
         for loop in np.unique(loops[recent]).tolist():
             mine = np.flatnonzero(recent & (loops == loop))
-            began = self.began[mine]
-            order = np.argsort(began, kind="stable")
-            first = np.sort(began[order][np.unique(nodes[mine][order], return_index=True)[1]])
-            near = np.searchsorted(first, began + _AGO, "right") - np.searchsorted(first, began - _AGO, "left")
+            near = count_near(self.began[mine], nodes[mine], AGO)
             share = len(mine) / np.count_nonzero(loops == loop)
             if loop != self._loops.rest or share > MOST_OF_COHORT:
-                found[mine] = (near >= _NODES) | (median_of(warmer[loops == loop])[0] >= _WARMER)
+                found[mine] = (near >= NODES) | (median_of(warmer[loops == loop])[0] >= _WARMER)
         return found
+
+    def unexplained(self, n: int) -> Bools:
+        """Returns (n,) GPUs whose clock no reason of NVML explains, nor others that throttle with them."""
+        bits = has_reason(self.bits[:n], SETTINGS | THROTTLE) | (self.capped[:n] > _SOMETIMES)
+        return self.known[:n] & ~(bits | self.together)
 
     def _under_caps(self, mine: Slots | slice, time: int) -> Floats:
         """Returns the share of its time that each of these GPUs spends under a power cap: 1 if one has just begun, as
         the newest reading says, or just ended: steps of ten minutes outlive it."""
         newest = has_reason(self.bits[mine], CAPPED) & self.known[mine]
-        ended = (self.capped_at[mine] > 0) & (time - self.capped_at[mine] <= _AGO)
+        ended = (self.capped_at[mine] > 0) & (time - self.capped_at[mine] <= AGO)
         return np.asarray(np.maximum(self.capped[mine], newest | ended))
 
     def _cap_differs(self, mine: Slots, peers: Slots) -> bool:

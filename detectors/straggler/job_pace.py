@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.newest import OLD, Newest
 from detectors.base.state import State, memory, notes, part, parts, piece_of
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from pipeline.model.records import SECOND
 
 Ints = NDArray[np.int64]
-SENT = "nic.tx_bytes"
 STILL_SLOWER = 0.05
 """Share by which a job must be slower now, too: half of what matters, so that a finding ends with its cause. Chosen."""
 _SMOOTH = 0.3  # gain of the present value: memory of about 3 updates; chosen
@@ -24,30 +22,6 @@ _SWINGING = 1 / 240  # gain of the swings: memory of two hours; chosen
 _STALE = 300 * SECOND  # us without a judged update after which sums restart: the job rested; chosen
 _STAYS = 4 * 3600 * SECOND
 """us after which a slower job is at its usual pace: its owner changed it, or accepts it. Chosen: half a shift."""
-
-
-@dataclass
-class PortRates(State):
-    """Bytes/s that each port of the frame sends. newest: counters as read.   last, last_at: those of the last update,
-    and when they were read (us).   rate: since then; NaN where none of the last five minutes is known.
-    """
-
-    newest: Newest = part(lambda: Newest(SENT))
-    last: Floats = memory(np.nan)
-    last_at: Ints = memory(0, np.int64)
-    rate: Floats = memory(np.nan)
-
-    def update(self, n: int, time: int) -> Floats:
-        """Returns (n,) bytes/s."""
-        self.grow(n)
-        now, at, last = self.newest.read(n, time), self.newest.at[:n], self.last[:n]
-        fresh, seconds = at > self.last_at[:n], (at - self.last_at[:n]) / SECOND
-        known = fresh & (seconds <= OLD / SECOND) & (now >= last)
-        growth = np.where(known, now - last, np.nan) / np.where(known, seconds, 1.0)
-        np.copyto(self.rate[:n], growth, where=fresh | (time - at > OLD))
-        np.copyto(last, now, where=fresh)
-        self.last_at[:n][fresh] = at[fresh]
-        return self.rate[:n]
 
 
 @dataclass

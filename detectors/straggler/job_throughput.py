@@ -18,13 +18,13 @@ from detectors.base.findings import Comparison, OpenConditions, build_finding, c
 from detectors.base.gates import Gates
 from detectors.base.job_index import JobIndex
 from detectors.base.newest import Newest
+from detectors.base.port_rates import SENT, PortRates
+from detectors.base.pressure import CPU, IO, PRESSED, TIMES, Pressure
 from detectors.base.state import State, notes, part
 from detectors.base.statistics import group_means, group_medians_of
 from detectors.base.streams import LEARN, Bools, Floats
 from detectors.straggler.gpu_placement import LEAST_PEERS
-from detectors.straggler.gpu_readings import PRESSED, TIMES
-from detectors.straggler.job_pace import SENT, STILL_SLOWER, JobPace, PortRates
-from detectors.straggler.pressure import CPU, IO, Pressure
+from detectors.straggler.job_pace import STILL_SLOWER, JobPace
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.budget import list_alarms
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Checkpoints, Gates, find_relearned
+from detectors.base.pressure import Pressure
 from detectors.base.state import State
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.straggler.alarm_budget import list_alarms
 from detectors.straggler.blame import HARM, STARTED, Suspicion, Weight, decide_level, find_suspicions, write_title
 from detectors.straggler.gpu_placement import LEAST_PEERS
 from detectors.straggler.gpu_readings import (
@@ -29,7 +30,6 @@ from detectors.straggler.gpu_readings import (
     drop_small_cap,
     find_host_cause,
 )
-from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import RING, StepSamples
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -332,16 +332,19 @@ class Straggler(Detector):
     def _weigh(self, suspicion: Suspicion, step: Step, late: Lateness, alone: bool) -> Weight:
         mine, samples = suspicion.slots, self.samples
         own = mine[self.slow.since[mine] > 0]
-        cost = float(late.cost[mine].max())
+        cost, slots = float(late.cost[mine].max()), self.slots
         held, at_this_cost = self.slow.lasted[own], self.slow.lost[own] / np.maximum(late.cost[own], 1e-9)
         held = np.where(at_this_cost < _BURST * held, at_this_cost, held)  # it began with a little
         lasted = float(np.median(held)) if len(own) else 0.0  # one of a node may have paused before
         # of half a cohort the median is between both; and slower than the others, not than the median of all
         own = late.started[mine] | (self.slow.newest[mine].min(axis=1) >= cost / 3)
         apart = samples.newest(mine, _NEWEST) + late.behind[mine] - samples.typical(mine)
-        if 2 * np.count_nonzero(own & ~(apart < cost / 2)) < len(mine):
+        # where they are half of their team, nobody is left who shows it
+        team, all_of = slots.team[mine], np.bincount(slots.team[slots.team >= 0])
+        most = (team >= 0) & (2 * np.bincount(team[team >= 0], minlength=len(all_of)) >= all_of)[team]
+        if 2 * np.count_nonzero(own & (most | ~(apart < cost / 2))) < len(mine):
             cost = 0.0  # most of them are as fast as the others again
-        of_job = samples.team[: len(step.on)][self.slots.numbers["job"] == self.slots.numbers["job"][mine[0]]]
+        of_job = samples.team[: len(step.on)][slots.numbers["job"] == slots.numbers["job"][mine[0]]]
         longest = float(np.nanmax(of_job)) if np.isfinite(of_job).any() else -np.inf
         times = samples.team[mine] + np.nan_to_num(late.behind[mine])
         waits = not np.nanmax(times, initial=np.inf) < longest - _LONGEST

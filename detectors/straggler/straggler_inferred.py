@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.budget import list_alarms
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates, find_relearned
+from detectors.base.laggards import Laggards
+from detectors.base.port_rates import SENT
+from detectors.base.pressure import CPU, PRESSED, TIMES, Pressure
 from detectors.base.state import State
 from detectors.base.statistics import median_of
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
 from detectors.base.topology_index import members_mask, pop_members_mask
-from detectors.straggler.alarm_budget import list_alarms
 from detectors.straggler.blame import CORROBORATED, HARM, TENTH, Suspicion, Weight, decide_level, find_suspicions
 from detectors.straggler.gpu_placement import GpuPlacement
 from detectors.straggler.gpu_readings import (
     POLICY,
-    PRESSED,
     SETTINGS,
     SIGNALS,
     SLOW_CLOCK,
-    TIMES,
     Cause,
     ClockWatch,
     GpuReadings,
@@ -34,9 +35,8 @@ from detectors.straggler.gpu_readings import (
     drop_small_cap,
     find_host_cause,
 )
-from detectors.straggler.job_pace import SENT
 from detectors.straggler.job_throughput import JOB_EVERY, JobThroughput
-from detectors.straggler.pressure import CPU, Pressure
+from detectors.straggler.own_clocks import OwnClocks
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -54,6 +54,8 @@ share w of their power: it departs by 1 - w of the loss if it is busy, and by w 
 _HOST = 0.75
 """Share of `hold` for a slow host: two measurements agree, but smoothed they outlast a benign slowdown of 300 s by four
 samples."""
+Steps: TypeAlias = tuple[Step, Step, Step]
+Steadily: TypeAlias = tuple[Floats, NDArray[np.int64], Floats]
 _SIDES = ("clock", "busy", "waiting")
 """What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
 
@@ -73,6 +75,8 @@ class Instant:
     """All GPUs at one instant. clock: the streams of clocks; activity: by number, of SM activity and power.
 
     on, effect: (sides, N) which show what, and by how much (ln).   counted: (N,) work, and may be judged.
+    fallen: ln by which a clock without peers is below its own past.   less: ln by which it is less active than its
+    whole cohort, ever since it works there.
     losses: (jobs + 1,) ln of the throughput that each job has lost, NaN unknown.
     """
 
@@ -82,6 +86,8 @@ class Instant:
     on: Bools
     effect: Floats
     counted: Bools
+    fallen: Floats
+    less: Floats
     losses: Floats
 
 
@@ -104,6 +110,10 @@ class StragglerInferred(Detector):
       part departs by, and no other part of it differs. A busier node is a ticket: it is slow or a stage with more work.
     - A node less busy than its peers, with tasks that wait for processors, and a job that has lost 5 %: after three
       quarters of `hold`. Without a visible reason a ticket.
+    - SM clock a tenth below its own past for `hold` s without any event reason, where its node is most of what it could
+      be compared with (jobs of one node, services): unless those of three nodes fell together, which people do.
+    - One GPU less active than its whole cohort ever since it works there, by 8 % and eight standard deviations: after
+      ten minutes of samples and `hold` s. Where more than one in twenty are less active, that is the job's design.
 
     Ticket: the same for half of that loss. Suspect: any other GPU or node that differs from its peers. A power cap is
     what people set, so that it is no finding. GPUs of a job that reports compute times are left to the detector
@@ -135,8 +145,9 @@ class StragglerInferred(Detector):
         *("event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A GPU slow from the first sample by less than 20 %, or whose loop throttles too; one for which its job "
-        "does not wait is a suspect. Whole jobs slow by less than 10 %, or while their GPUs are as busy as before."
+        "A clock low from the first sample by less than 20 %, or whose loop throttles too; one for which its job "
+        "does not wait is a suspect. A GPU slow since its start among fewer than 8, or by less than 8 % of activity. "
+        "Whole jobs slow by less than 10 %, or while their GPUs are as busy as before."
     )
 
     threshold: float = 18.5
@@ -147,8 +158,10 @@ class StragglerInferred(Detector):
     job_hold: float = 1800.0
 
     clocks: ClockWatch = part(ClockWatch)
+    own: OwnClocks = part(OwnClocks)
     duty: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     draw: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
+    always: Laggards = part(lambda: Laggards(HARM))
     placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
     pressure: Pressure = part(lambda: Pressure(CPU), of="node")
@@ -170,6 +183,7 @@ class StragglerInferred(Detector):
         """Returns the false alarm rates of its tests of clock and activity."""
         activity, jobs = self.duty.channel, ("throughput", self.jobs.pace.streams.channel, JOB_EVERY)
         streams = {"SM clock": self.clocks.streams.channel, "SM activity": activity, "power": activity}
+        streams["SM clock without peers"] = self.own.streams.channel
         return list_alarms(streams, jobs, f"an SM clock below {SLOW_CLOCK:g} of the peers' for {self.hold:g} s")
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -186,6 +200,7 @@ class StragglerInferred(Detector):
         self.symptoms.grow(n)
         if (mask := pop_members_mask(self.accepted, frame)) is not None:
             self._relearn(mask)
+            self.always.accept(mask)
         maintained = self._relearn_changed(frames, frame)
         self.placement.record_reporting(frame, frames.get("rank"))
         self.readings.update(frame)
@@ -199,11 +214,23 @@ class StragglerInferred(Detector):
         placed &= ~(activity < _COARSE)
         duty = self.duty.step(np.log(activity), groups, time, placed, kinds)
         draw = self.draw.step(np.log(power), groups, time, placed, kinds)
-        now = self._find_symptoms(frames, gate & np.isfinite(clock), maintained, step, (duty, draw))
+        known = gate & np.isfinite(clock)
+        steady = self._follow_steady(frame, known, activity)
+        now = self._find_symptoms(frames, known, maintained, (step, duty, draw), steady)
         suspicions = self._find_suspicions(now) if now.on.any() else []
         close_ended(self.conditions, {s.entity for s, _ in suspicions})
         found = self._report(now, suspicions)
         return [*found, *self._follow_jobs(frames, maintained, now)] if self.jobs.is_due(time) else found
+
+    def _follow_steady(self, frame: Frame, known: Bools, activity: Floats) -> Steadily:
+        """Returns (N,) ln by which clocks without peers are below their own past, s for which they are, and ln by which
+        GPUs are less active than their cohort since they work there."""
+        placement = self.placement
+        gate = known & self.readings.unexplained(len(known)) & placement.crowded
+        node, kinds = placement.numbers["node"], self.kinds(frame)
+        fallen, lasts = self.own.step(frame["gpu.sm_clock"], gate, node, frame.time, kinds)
+        less = self.always.step(activity, placement.groups, frame.time, known & placement.job_known)
+        return fallen, lasts, less
 
     def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:
         """Returns (N,) SM activity, else tensor activity, NaN where not measured; and which GPUs work."""
@@ -225,7 +252,7 @@ class StragglerInferred(Detector):
 
     def _relearn(self, mask: Bools) -> None:
         """Learns GPUs again: other software, maintenance, or accepted as normal."""
-        for piece in (self.clocks, self.duty, self.draw):
+        for piece in (self.clocks, self.own, self.duty, self.draw):
             piece.reset(mask)
         self.symptoms.since[:, : len(mask)][:, mask] = 0
 
@@ -234,7 +261,7 @@ class StragglerInferred(Detector):
         last = self.symptoms.judged_at[: len(gate)]
         back = np.flatnonzero(gate & (last > 0) & (time - last > _STALE))
         if len(back):
-            for streams in (self.clocks.streams, self.duty, self.draw):
+            for streams in (self.clocks.streams, self.own.streams, self.duty, self.draw):
                 streams.clear_conditions(back)
             self.symptoms.since[:, back], self.clocks.below[back] = 0, 0.0
 
@@ -242,8 +269,8 @@ class StragglerInferred(Detector):
         """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
         maintenance."""
         if (regrouped := self.placement.update_topology(frame, self.kinds(frame)[0])) is not None and regrouped.any():
-            for streams in (self.duty, self.draw):
-                streams.reset(regrouped)
+            for piece in (self.duty, self.draw, self.always):
+                piece.reset(regrouped)
             self.symptoms.since[1:, : len(regrouped)][:, regrouped] = 0
         if updated := find_relearned(frames):
             self._relearn(members_mask(updated, frame))
@@ -254,37 +281,46 @@ class StragglerInferred(Detector):
         return self.gates.maintenance_mask(frame)
 
     def _find_symptoms(
-        self, frames: Mapping[str, Frame], known: Bools, maintained: Bools, step: Step, activity: tuple[Step, Step]
+        self, frames: Mapping[str, Frame], known: Bools, maintained: Bools, steps: Steps, steady: Steadily
     ) -> Instant:
-        """Returns what each GPU shows. known: (N,) judged now."""
+        """Returns what each GPU shows. known: (N,) judged now.   steps: of clock, activity and power."""
+        (step, duty, draw), (fallen, fallen_for, less) = steps, steady
         n, time, history, readings = len(known), frames["gpu"].time, self.symptoms, self.readings
         history.judged_at[:n][known] = time
         fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (self.clocks.streams.counts[:n] > LEARN)
-        counted = fresh & ~(maintained | readings.together) & ~self.placement.reports_compute_time(time)
+        past = fallen > 0
+        counted = fresh & ~(maintained | readings.together) & (past | ~self.placement.reports_compute_time(time))
         bits = known & has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
         below, apart = self.clocks.below[:n], ~step.alone & ~step.moved
         least, changed = -float(np.log(SLOW_CLOCK)), np.where(step.judged, step.effect, 0)
         low = np.maximum(changed, np.where(below >= least, below, 0))
         throttled = bits & (low >= self.delta)
         far = (below >= least) | (np.minimum(below, changed) >= least / 2)
-        clock = (step.on | throttled | far) & apart
+        clock = ((step.on | throttled | far) & apart) | past
+        low = np.maximum(low, fallen)
         of_job = self.placement.job_known & ~clock
-        busy, waiting = np.zeros(n, bool), np.zeros(n, bool)
-        departs = np.zeros(n)
-        for one in activity:
-            unequal = one.on & ~one.moved & of_job
-            busy |= unequal & ~one.below
-            waiting |= unequal & one.below
-            departs = np.where(np.abs(one.effect) > np.abs(departs), one.effect, departs)
-        waiting |= self._find_pressed() & of_job & (departs <= -2 * self.duty_delta)
+        busy, waiting, departs = self._compare_activity(duty, draw, less, of_job)
         on = np.stack([clock, busy, waiting]) & counted
         effect = np.stack([np.where(throttled, np.maximum(low, below), low), departs, -departs])
         since = history.since[:, :n]
         still = on | ((effect >= np.array([self.delta, self.duty_delta, self.duty_delta])[:, None] / 2) & counted)
-        longest = np.maximum(activity[0].held, activity[1].held)
-        began = time - SECOND * np.stack([step.held, longest, longest])
+        longest = np.maximum(duty.held, draw.held)
+        began = time - SECOND * np.stack([np.where(past, fallen_for, step.held), longest, longest])
         since[:] = np.where(still, np.where((since == 0) & on, began, since), 0)
-        return Instant(frames, step, activity, on, effect, counted, self.jobs.losses(self.placement.entities["job"]))
+        losses = self.jobs.losses(self.placement.entities["job"])
+        return Instant(frames, step, (duty, draw), on, effect, counted, fallen, less, losses)
+
+    def _compare_activity(self, duty: Step, draw: Step, less: Floats, of_job: Bools) -> tuple[Bools, Bools, Floats]:
+        """Returns (N,) GPUs that are busier, that wait, and the ln by which they depart from the peers."""
+        busy, waiting, departs = np.zeros(len(less), bool), np.zeros(len(less), bool), np.zeros(len(less))
+        for one in (duty, draw):
+            unequal = one.on & ~one.moved & of_job
+            busy |= unequal & ~one.below
+            waiting |= unequal & one.below
+            departs = np.where(np.abs(one.effect) > np.abs(departs), one.effect, departs)
+        never = (less > 2 * np.abs(departs)) & of_job  # not what the streams compare with its own past
+        waiting, departs = waiting | never, np.where(never, -less, departs)
+        return busy, waiting | (self._find_pressed() & of_job & (departs <= -2 * self.duty_delta)), departs
 
     def _find_pressed(self) -> Bools:
         """Returns (N,) GPUs of nodes whose tasks wait for a processor, and far longer than those of most nodes."""
@@ -361,6 +397,15 @@ class StragglerInferred(Detector):
         peers, time = placement.others(mine, now.counted), now.frames["gpu"].time
         column = np.arange(len(now.counted))
         found = self.readings.find_causes(placement, mine, peers, column, self.clocks, time)
+        share, since = -float(np.expm1(-np.median(now.effect[side][mine]))), self.symptoms.since[side][mine]
+        lasts = bool((since > 0).any()) and time - float(np.median(since[since > 0])) >= self.hold * SECOND
+        if side == 0 and now.fallen[mine].any():
+            low = f"SM clock {100 * share:.0f} %"
+            text = f"{low} below its own past, without an event reason"
+            return [Cause("sm_clock_below_past", f"{low} low", text, "gpu.sm_clock", lasts, share)]
+        if side == 2 and suspicion.single and now.less[mine].all():
+            text = f"SMs {100 * share:.0f} % less active than those of all peers since it works with them"
+            return [Cause("sm_less_active", "since start", text, "gpu.sm_active", lasts, share)]
         if side:
             departs = float(np.abs(now.effect[side][mine]).max())
             found = drop_small_cap([cause for cause in found if cause.key == POLICY], departs, HARM)
@@ -376,20 +421,18 @@ class StragglerInferred(Detector):
         peers = placement.others(mine, now.counted)
         step, last, signal, unit = now.clock, readings.clock, "gpu.sm_clock", "MHz"
         if side:
-            both = [np.abs(one.effect[worst]) * one.on[worst] for one in now.activity]
-            number = int(np.argmax(both))
+            number = int(np.argmax([np.abs(one.effect[worst]) * one.on[worst] for one in now.activity]))
             step = now.activity[number]
             last, signal, unit = ((self.active, "gpu.sm_active", "1"), (readings.watts, "gpu.power", "W"))[number]
-        known = last[peers][np.isfinite(last[peers])]
+        cohort = "own past" if side == 0 and now.fallen[worst] else placement.cohort_name(worst)
+        known = last[peers][np.isfinite(last[peers]) & (cohort != "own past")]
         value = float(last[worst])
         expected = float(np.median(known)) if len(known) else value * float(np.exp(now.effect[side][worst]))
         if side == 0 and len(known):
             value = min(value, expected * float(np.exp(-now.effect[0][worst])))  # it may recover for a moment
-        spread = float(step.spread[worst])
-        compared = Comparison(
-            *(value, expected, expected * spread if np.isfinite(spread) else None, placement.cohort_name(worst)),
-            *(len(peers), (expected - value if side == 0 else value - expected) / expected, unit),
-        )
+        spread, effect = expected * float(step.spread[worst]), (value - expected) / expected
+        figures = value, expected, spread if np.isfinite(spread) else None
+        compared = Comparison(*figures, cohort, len(known), effect if side else -effect, unit)
         loss = float(np.expm1(np.nan_to_num(now.losses[placement.numbers["job"][worst]])))
         return self.finding(
             now.frames["gpu"].time,
@@ -429,7 +472,8 @@ def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: 
         text = f"SMs active {100 * compared.value:.0f} %, peers {100 * compared.expected:.0f} %"
     else:
         what = "SM clock" if side == 0 else "power"
-        text = f"{what} {compared.value:.0f} {compared.unit}, peers {compared.expected:.0f}"
+        against = "before" if not compared.peers else "peers"
+        text = f"{what} {compared.value:.0f} {compared.unit}, {against} {compared.expected:.0f}"
     if causes and not (side == 0 and causes[0].is_clock):
         why = causes[0].title
     elif side == 0:

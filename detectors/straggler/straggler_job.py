@@ -15,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.budget import list_alarms
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import events_of
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Checkpoints, Gates
+from detectors.base.job_index import JobIndex
 from detectors.base.newest import OLD, Newest
+from detectors.base.port_rates import SENT
+from detectors.base.pressure import CPU, PRESSED, TIMES, Pressure
 from detectors.base.statistics import group_means, group_medians_of
 from detectors.base.streams import Floats
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
-from detectors.straggler.alarm_budget import list_alarms
-from detectors.straggler.job_pace import SENT, STILL_SLOWER, JobPace
+from detectors.straggler.job_pace import STILL_SLOWER, JobPace
 from detectors.straggler.job_throughput import (
     COLLECTIVES,
     JOB_EVERY,
@@ -35,9 +38,8 @@ from detectors.straggler.job_throughput import (
     JobActivity,
     JobNow,
 )
-from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import RankSlots
-from pipeline.model.entity_names import pager_title
+from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _HALF = 0.5  # share of the longer step that must be found in one part to blame that part; chosen
@@ -68,6 +70,7 @@ _SLOW = {
     "data": ("waits for data", "node.io_pressure", "tasks wait for I/O"),
     "network": ("in collectives", "rank.communication_time", "network"),
     "job": ("in its slowest stage", "rank.compute_time", "a stage computes longer"),
+    "host": ("tasks wait for CPU", CPU, "tasks of its only node wait for processors"),
 }
 """By cause of longer steps: the title's end, the signal that shows it, and the cause in the evidence."""
 JobFindings = list[tuple[str, Finding | None]]
@@ -75,8 +78,8 @@ JobFindings = list[tuple[str, Finding | None]]
 
 
 def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str:
-    """Returns why steps are longer: data if tasks wait for I/O, the network if collectives take the time, the job if a
-    stage does; else "", as by a power cap or a single rank."""
+    """Returns why steps are longer: data if tasks wait for I/O, the network if collectives take the time, the host if
+    tasks of the only node wait for processors, the job if a stage does; else "", as by a power cap or a single rank."""
     longer = {name: now[name] - usual[name] for name in now}
     if not longer["step"] >= STILL_SLOWER * usual["step"] or longer["capped"] >= POLICY_SHARE:
         return ""
@@ -84,6 +87,8 @@ def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str
         return "data"  # a hook books waiting for the slowest loader as communication
     if longer["network"] >= _HALF * longer["step"]:
         return "network"
+    if now["cpu"] >= PRESSED and not now["cpu"] < TIMES * usual["cpu"]:
+        return "host"
     return "job" if longer["compute"] >= _HALF * longer["step"] else ""
 
 
@@ -110,11 +115,12 @@ class StragglerJob(Detector):
     one node, which sends nothing anyway, a ticket after an hour.
     Neither if maintenance, an XID, a lost GPU or a link that went down on its nodes explains it: then the job ends
     without help, and other detectors report the cause. Stall: no step for `stall` s while GPUs idle and tasks wait for
-    I/O on half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause:
-    waiting for data, collectives (the network) or a stage (the job itself). A ticket after `hold` s if tasks wait for
-    I/O on half of its nodes, three times as long as usual. Page after `hold` s if its collectives take nearly twice as
-    long as before. Else a suspect, since other detectors report the leaf or port, and the job's owner decides how it
-    divides work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to other detectors.
+    I/O on half of its nodes. Ticket. Slow: a CUSUM on ln(step time) against the job's own past, with its cause: waiting
+    for data, collectives (the network) or a stage (the job itself). Page on its node after `hold` s if the job has one
+    node, whose tasks wait for processors, three times as long as usual. A ticket after `hold` s if tasks wait for I/O
+    on half of its nodes, three times as long as usual. Page after `hold` s if its collectives take nearly twice as long
+    as before. Else a suspect, since other detectors report the leaf or port, and the job's owner decides how it divides
+    work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to other detectors.
     Evaluations and checkpoints draw more power than a hang, and show no I/O pressure.
 
     Source: ByteRobust (SOSP 2025) takes 10 min without RDMA traffic for a hang; PyTorch's watchdog ends it after 10 min
@@ -129,7 +135,8 @@ class StragglerJob(Detector):
     any_of: ClassVar[tuple[str, ...]] = ("rank.step", "nic.tx_bytes")
     wants: ClassVar[tuple[str, ...]] = (
         *("rank.step_time", "rank.compute_time", "rank.communication_time", "gpu.power", "gpu.utilization"),
-        *("gpu.throttle_reasons", "node.io_pressure", "event:job_start", "event:checkpoint"),
+        *("gpu.throttle_reasons", "node.io_pressure", CPU, "node.load1", "node.cpu_count"),
+        *("event:job_start", "event:checkpoint"),
         *("event:xid", "event:link_state", "event:gpu_lost", "event:maintenance_start"),
     )
     cannot_see: ClassVar[str] = (
@@ -147,6 +154,7 @@ class StragglerJob(Detector):
     saving: Checkpoints = part(Checkpoints)
     pace: JobPace = part(JobPace, of="job")
     io: Pressure = part(lambda: Pressure("node.io_pressure"), of="node")
+    cpu: Pressure = part(lambda: Pressure(CPU), of="node")
     activity: JobActivity = part(JobActivity, of="nic")
     step: NDArray[np.float64] = memory(np.nan)  # newest step, by job slot
     stepped_at: NDArray[np.int64] = memory(0, np.int64)
@@ -160,6 +168,7 @@ class StragglerJob(Detector):
     pauses: dict[str, int] = notes()  # job -> us of its longest pause that looked like a hang and ended by itself
     conditions: OpenConditions = notes()
     newest: dict[str, Frame] = field(default_factory=dict, init=False, repr=False)  # by class: columns and topology
+    only_node: dict[str, str] = notes()  # job -> its node, of jobs on one
 
     def drop_ranks(self, kept: NDArray[np.bool_]) -> None:
         """See `Detector.drop_ranks`. Its other cells are of slots."""
@@ -176,6 +185,7 @@ class StragglerJob(Detector):
         time = self.gates.update(frames)
         if "node" in frames:
             self.io.update(frames["node"])
+            self.cpu.update(frames["node"])
         self.activity.read(frames)
         self.newest |= frames
         if (gpus := frames.get("gpu")) is not None:
@@ -216,8 +226,9 @@ class StragglerJob(Detector):
         return holds
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """Learns the pace of a job again: a person said that it is not a fault."""
-        self.pace.reset_jobs([slot for job, slot in self.pace.jobs.items() if job == entity])
+        """Learns the pace of a job, or of the job of a blamed node, again: a person said that it is not a fault."""
+        jobs = self.pace.jobs.items()
+        self.pace.reset_jobs([slot for job, slot in jobs if entity in (job, self.only_node.get(job))])
 
     def _record_faults(self, frames: Mapping[str, Frame], time: int) -> None:
         """Records logged faults that stop jobs, by node or switch."""
@@ -276,12 +287,16 @@ class StragglerJob(Detector):
         capped = np.zeros(len(job))
         if (gpus := self.newest.get("gpu")) is not None:
             ranks.locate_gpus(gpus)
+            nodes = JobIndex().places(gpus, None).nodes
+            self.only_node = {name: at[0] for name, at in nodes.items() if len(at) == 1}
             reasons = ranks.of_gpus(self.reasons.read(len(gpus.entities), time))
             capped = has_reason(read_reasons(reasons)[0], CAPPED).astype(np.float64)
         least = np.where(np.isfinite(least), least, step - longest)
         waits = np.append(self.io.shares_of(ranks.entities["node"]), np.nan)[ranks.numbers["node"]]
         found = {"step": step, "compute": longest, "network": least, "capped": group_means(capped, job, jobs)}
-        found["io"] = group_medians_of(waits, job, jobs)
+        found["io"], found["cpu"] = group_medians_of(waits, job, jobs), np.full(jobs, np.nan)
+        for name in self.only_node.keys() & self.pace.jobs.keys():
+            found["cpu"][self.pace.jobs[name]] = self.cpu.median_share([self.only_node[name]])
         with np.errstate(divide="ignore", invalid="ignore"):
             slower = np.log(step)
         working = ~np.append(self.gates.maintenance_mask(frame), True)[ranks.column]
@@ -358,7 +373,9 @@ class StragglerJob(Detector):
             level: Level = "suspect"
             if time - max(since, causes[name]["since"]) >= self.hold * SECOND:
                 harm = cause == "network" and now["network"] >= COLLECTIVES * usual["network"]
-                level = "page" if harm else "ticket" if self.tickets or cause == "data" else "suspect"
+                level = (
+                    "page" if harm or cause == "host" else "ticket" if self.tickets or cause == "data" else "suspect"
+                )
             key = f"slow {name}"
             due = due_report(self.conditions, key, time, since, level)
             found.append((key, self._slow_finding(time, name, slot, due) if due else None))
@@ -367,18 +384,22 @@ class StragglerJob(Detector):
 
     def _slow_finding(self, time: int, name: str, slot: int, due: tuple[int, Level]) -> Finding:
         effect, (now, usual) = float(np.expm1(self.pace.streams.cells[kernel.EFFECT, slot])), self.pace.values(slot)
-        part, signal, cause = _SLOW[find_pace_cause(now, usual)]
+        found = find_pace_cause(now, usual)
+        part, signal, cause = _SLOW[found]
+        entity = self.only_node.get(name, name) if found == "host" else name
+        subject = "" if entity == name else f"{entity_name(name)} "
         return self.finding(
             time,
-            name,
+            entity,
             due,
             score=float(self.pace.streams.cells[kernel.UP, slot]),
-            summary=pager_title(name, f"steps {100 * effect:.0f} % slower than before, {part}"),
+            summary=pager_title(entity, f"{subject}steps {100 * effect:.0f} % slower than before, {part}"),
             signals=("rank.step_time", signal),
             clears=f"they are under {100 * STILL_SLOWER:.0f} % longer than before",
             compared=Comparison(now["step"], usual["step"], None, "own past", 0, effect, "s"),
+            job=name,
             cause=cause,
-            attribution="NETWORK" if cause == "network" else "JOB",
+            attribution={"network": "NETWORK", "host": "HOST"}.get(found, "JOB"),
             compute=now["compute"],
             communication=now["network"],
         )

@@ -332,6 +332,23 @@ def test_a_stage_that_computes_longer_stays_a_suspect_on_the_job():
     assert "in its slowest stage" in found[-1].summary
 
 
+@pytest.mark.parametrize(("pressed", "expected"), [(0.4, ("node:n0", "page")), (0.05, ("job:7", "suspect"))])
+def test_a_job_on_one_node_that_steps_slower_while_tasks_wait_for_processors_pages_the_node(pressed, expected):
+    graph, detector, found = topology(), StragglerJob(), []
+    graph.merge({gpu: [HOSTS[0]] for gpu in GPUS})
+    for tick in range(420):
+        values = healthy_values(tick, np.random.default_rng([tick, 7]))
+        slow_steps(tick, values, 1.5, 0.0)
+        values["node"]["node.cpu_pressure"][0] += pressed * 1e7 * max(tick - 200, 0)
+        values["nic"] = {"nic.tx_bytes": np.full(NODES, 1e12)}
+        found += detector.observe(framed(tick, values, (), graph))
+    assert max(levels(found), key=lambda each: each[1] == "page") == expected
+    if expected[1] == "page":
+        assert "job 7 steps" in found[-1].summary
+        assert "tasks wait for CPU" in found[-1].summary
+        assert found[-1].evidence["attribution"] == "HOST"
+
+
 def test_one_slow_rank_is_left_to_the_straggler_detector():
     assert findings(lambda tick, values: slow_steps(tick, values, 2.0, 0.0, 20), 420) == []
 

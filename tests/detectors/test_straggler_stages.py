@@ -13,12 +13,16 @@ START = 1_790_000_000 * SECOND
 SINCE = 80
 
 
-def findings(nodes, width, stages, slow, factor=1.15, ticks=240, bits=0):
-    """Findings of a job whose ranks `slow` compute longer from tick SINCE on; ranks fill nodes and stages in order."""
+def findings(nodes, width, stages, slow, factor=1.15, ticks=240, bits=0, pressed=None):
+    """Findings of a job whose ranks `slow` compute longer from tick SINCE on; ranks fill nodes and stages in order.
+
+    pressed: node whose tasks wait for processors for half of the time from then on.
+    """
     size, rng, detector, found = nodes * width, np.random.default_rng(3), Straggler(), []
     stage = np.arange(size) * stages // size
     ranks = tuple(f"rank:7.{i}" for i in range(size))
     gpus = tuple(f"gpu:n{i // width}.{i % width}" for i in range(size))
+    hosts = tuple(f"node:n{n}" for n in range(nodes))
     parents = {gpu: [f"node:n{i // width}"] for i, gpu in enumerate(gpus)}
     parents |= {rank: [f"stage:7.{stage[i]}", "job:7", gpus[i]] for i, rank in enumerate(ranks)}
     topology = Topology({**parents, **{f"stage:7.{s}": ["job:7"] for s in range(stages)}})
@@ -28,11 +32,15 @@ def findings(nodes, width, stages, slow, factor=1.15, ticks=240, bits=0):
         if tick >= SINCE:
             compute[list(slow)] *= factor
             throttle[list(slow)] = bits
+        waited = np.full(nodes, 1e9)
+        if pressed is not None:
+            waited[pressed] += 5e6 * max(tick - SINCE, 0)
         time = START + tick * 10 * SECOND
         values = {"rank.compute_time": compute, "rank.step": np.full(size, 8.0 * tick)}
         frames = {
             "rank": Frame(time, "rank", ranks, values, topology),
             "gpu": Frame(time, "gpu", gpus, {"gpu.throttle_reasons": throttle}, topology),
+            "node": Frame(time, "node", hosts, {"node.cpu_pressure": waited}, topology),
         }
         found += detector.observe(frames)
     return found
@@ -137,3 +145,12 @@ def test_a_slow_rank_that_learned_late_is_still_found_after_a_pause_of_its_job()
         found += detector.observe({"rank": Frame(START + tick * 10 * SECOND, "rank", ranks, values, topology)})
     late = [f for f in found if f.time > START + 250 * 10 * SECOND]
     assert {f.entity for f in late} == {"rank:7.5", "rank:7.9"}
+
+
+@pytest.mark.parametrize(("width", "stages"), [(8, 5), (8, 4)])
+def test_a_host_that_starves_most_of_a_stage_pages_its_node(width, stages):
+    """Nobody of the stage is left to compare it with: the rest of the job is, and the host shows why."""
+    nodes = 5 if stages == 5 else 6
+    found = findings(nodes, width, stages, range(8, 16), 1.3, pressed=1)
+    assert ("node:n1", "page") in levels(found)
+    assert "tasks wait for CPU" in next(f for f in found if f.level == "page").summary

@@ -16,6 +16,9 @@ from detectors.base.streams import Floats
 from pipeline.model.records import Frame
 
 CPU, IO = "node.cpu_pressure", "node.io_pressure"
+PRESSED, TIMES = 0.10, 3.0
+"""Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
+slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
 _SMOOTH = 0.3  # about 3 samples of memory; chosen
 
 
