@@ -44,6 +44,11 @@ _ENVIRON = {
 }
 """Limits the process to one thread: a fork copies only the calling thread."""
 
+_ENDED = (
+    "the process that starts queries ended twice, so the query did not run; try again in 5 s. "
+    "If it fails again, check the free memory of the pipeline's host and its kernel log"
+)
+
 
 class QueryHost:
     """The process that forks query processes. Starts with `start` or the first query, and again after it ended."""
@@ -61,15 +66,28 @@ class QueryHost:
                 self._start()
 
     def fork(self, deadline: float) -> tuple[int, Channel]:
-        """Forks a query process; returns its pid and the channel to it. Raises Retryable."""
-        ours, theirs = socket.socketpair()
+        """Forks a query process; returns its pid and the channel to it. Raises Retryable.
+
+        If the forking process had ended, starts it again and tries once more: the query had not begun.
+        """
+        try:
+            try:
+                return self._fork_with_channel(deadline)
+            except (BrokenPipeError, ConnectionResetError, EOFError):  # killed since the last query, as by the kernel
+                return self._fork_with_channel(deadline)
+        except (BrokenPipeError, ConnectionResetError, EOFError) as error:
+            raise Retryable(_ENDED, after_s=5.0) from error
+        except OSError as error:
+            raise Retryable(f"no process for the query: {error}; try again in 5 s", after_s=5.0) from error
+
+    def _fork_with_channel(self, deadline: float) -> tuple[int, Channel]:
+        ours, theirs = socket.socketpair()  # one for each try: a fork of the ended process may still have the other
         with theirs:
             try:
-                pid = self._fork(theirs.fileno(), deadline)
-            except (OSError, EOFError) as error:
+                return self._fork(theirs.fileno(), deadline), Channel(ours)
+            except BaseException:
                 ours.close()
-                raise Retryable(f"no process for the query: {error or type(error).__name__}", after_s=5.0) from error
-            return pid, Channel(ours)
+                raise
 
     def end(self, pid: int) -> None:
         """Kills a query process if it still runs. Does not block."""

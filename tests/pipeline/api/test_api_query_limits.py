@@ -192,15 +192,15 @@ def wait_for_one() -> int:
 
 
 @pytest.mark.slow
-def test_the_forking_process_may_die_and_is_started_again(database: Database) -> None:
+def test_a_query_is_answered_although_the_forking_process_died_before_it(database: Database) -> None:
     before = query_hosts()
     with contextlib.closing(QueryRunner(database.cursor, Api(sql_seconds=60.0))) as queries:
         queries.run("SELECT 1").release()
         (host,) = query_hosts() - before
         os.kill(host, signal.SIGKILL)
-        with pytest.raises(Retryable):
-            queries.run("SELECT 1")
         queries.run("SELECT 1").release()
+        (second,) = query_hosts() - before
+        assert second != host
 
 
 @pytest.mark.slow
@@ -406,3 +406,9 @@ def test_a_scan_reads_plain_columns_of_the_tables_in_the_query() -> None:
     ]:
         with pytest.raises(Refused):
             build_select(schemas, table, columns, where)
+
+
+def test_a_process_that_ends_twice_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query.sys, "executable", "/bin/false")
+    with pytest.raises(Retryable, match="the query did not run; try again in 5 s"):
+        QueryHost().fork(time.monotonic() + 30.0)
