@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -23,7 +23,7 @@ _list = st.components.v2.component(
     "fleetpulse.incident_list",
     html='<div class="list"></div>',
     css=theme.css_variables(":host") + (_HERE / "incident_list.css").read_text(),
-    js=(_HERE / "incident_list.js").read_text(),
+    js="\n".join((_HERE / name).read_text() for name in ("keys.js", "incident_list.js")),
 )
 
 
@@ -34,29 +34,47 @@ def incident_list(incidents: Sequence[Incident], now: int, key: str) -> str | No
     return str(picked) if picked else None
 
 
+class ListEvents(NamedTuple):
+    """What a person did in the list: the incident to open, those that are selected, and whether `M` was pressed."""
+
+    picked: str | None
+    selected: list[str]
+    mine: bool
+
+
 def selectable_list(
     incidents: Sequence[Incident],
     now: int,
     key: str,
     groups: Mapping[str, str] | None = None,
     reach: Mapping[str, tuple[int, int]] | None = None,
-) -> tuple[str | None, list[str]]:
-    """Draws the list in the given order, with boxes; returns the id of the clicked incident, and the selected ids.
+    acknowledge: Callable[[str], None] | None = None,
+) -> ListEvents:
+    """Draws the list in the given order, with boxes and keys.
 
     groups: incident -> heading of its group; incidents of one group follow each other.  reach: incident -> jobs and
-    nodes that it reaches, if that is known.
+    nodes that it reaches, if that is known.  acknowledge: called with the incident whose key was pressed, before the
+    page runs; None: the person may not.
     """
     rows = [{**_row(i, now, (reach or {}).get(i.id)), "group": (groups or {}).get(i.id, "")} for i in incidents]
+
+    def on_acknowledge() -> None:
+        pressed = (st.session_state.get(key) or {}).get("acknowledge")
+        if acknowledge is not None and pressed:
+            acknowledge(str(pressed))
+
     drawn = _list(
         key=key,
-        data={"items": rows, "selectable": True},
+        data={"items": rows, "selectable": True, "may_write": acknowledge is not None},
         default={"selected": []},
         on_picked_change=lambda: None,
+        on_mine_change=lambda: None,
+        on_acknowledge_change=on_acknowledge,
         on_selected_change=lambda: None,
     )
     shown = {i.id for i in incidents}
-    picked = drawn.picked
-    return str(picked) if picked else None, [str(i) for i in drawn.selected or [] if i in shown]
+    selected = [str(i) for i in drawn.selected or [] if i in shown]
+    return ListEvents(str(drawn.picked) if drawn.picked else None, selected, bool(drawn.mine))
 
 
 def sort_incidents(incidents: Sequence[Incident]) -> list[Incident]:
@@ -68,7 +86,7 @@ def sort_incidents(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def list_rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
-    """Returns the data of the script; every field but `tone` is text to show."""
+    """Returns the data of the script; every field but `tone` and `waits` is text to show."""
     return [_row(incident, now) for incident in sort_incidents(incidents)[:MAX_LISTED]]
 
 
@@ -88,6 +106,7 @@ def _row(incident: Incident, now: int, reach: tuple[int, int] | None = None) -> 
         "members": amount(len(incident.members), "member", "members") if reach is None else "",
         "confidence": "" if incident.confidence is None else f"{incident.confidence * 100:.0f} %",
         "state": STATE[incident.state],
+        "waits": incident.state in ("open", "silenced"),
         "owner": life.assignee or (life.acknowledged_by if incident.resolved is None else ""),
         "simulated": "SIMULATED" if incident.simulated else "",
     }

@@ -96,6 +96,18 @@ function selectableLines(list, items, numbers, open, report) {
   return lines;
 }
 
+function startKeys(parent, list, data, component) {
+  const legend = parent.querySelector(".keys");
+  const drawn = keyLegend(data.may_write);
+  if (legend) legend.replaceWith(drawn);
+  else list.before(drawn);
+  return listenForKeys(list, data.items, {
+    open: (id) => component.setTriggerValue("picked", id),
+    mine: () => component.setTriggerValue("mine", true),
+    acknowledge: (item) => data.may_write && item.waits && component.setTriggerValue("acknowledge", item.id),
+  });
+}
+
 export default function (component) {
   const { parentElement, data, setTriggerValue, setStateValue } = component;
   const list = parentElement.querySelector(".list");
@@ -112,8 +124,13 @@ export default function (component) {
     ? selectableLines(list, items, numbers, open, (ids) => setStateValue("selected", ids))
     : [head(numbers, true), ...items.map((item) => row(item, numbers, open, true))];
   list.replaceChildren(...lines);
-  // a refresh replaces the rows; the keyboard focus stays
-  if (!focused) return;
-  for (const part of list.querySelectorAll("a, input"))
-    if ((part.href || part.getAttribute("aria-label")) === focused) part.focus();
+  if (list.fleetpulseStop) list.fleetpulseStop(); // a rerun calls this again without the clean-up of the previous call
+  list.fleetpulseStop = () => {};
+  if (selectable) list.fleetpulseStop = startKeys(parentElement, list, data, component);
+  // a refresh replaces the rows; the keyboard focus stays, or goes to the row that takes the place of a marked one
+  const marked = markedRow(list, items);
+  const kept = [...list.querySelectorAll("a, input")].find((p) => (p.href || p.getAttribute("aria-label")) === focused);
+  if (kept) kept.focus();
+  if (marked >= 0) markRow(list, items, marked, focused && !kept);
+  return () => list.fleetpulseStop();
 }

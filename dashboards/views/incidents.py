@@ -55,13 +55,31 @@ def _body() -> None:
         with bar:
             _draw_empty(query, answer)
         return
-    groups = _group_headings(query, found)
-    picked, selected = selectable_list(found.incidents, answer.fetched, f"incidents-{query.show}", groups, found.reach)
+    may = identity.may_write("incidents/ID/acknowledge")
+    events = selectable_list(
+        found.incidents,
+        answer.fetched,
+        f"incidents-{query.show}",
+        _group_headings(query, found),
+        found.reach,
+        (lambda one: _acknowledge([one])) if may else None,
+    )
     with bar:
-        _bulk([i for i in found.incidents if i.id in selected], found.labels)
+        _bulk([i for i in found.incidents if i.id in events.selected], found.labels)
     _pages(query, found.total)
-    if picked:
-        routes.open_incident(picked)
+    if events.picked:
+        routes.open_incident(events.picked)
+    if events.mine:
+        _switch_mine(query)
+
+
+def _switch_mine(query: ListQuery) -> None:
+    """Shows only the incidents of the person who looks, or those of all again."""
+    who = identity.current()
+    own = "" if isinstance(who, identity.Stranger) else who.name
+    _set("assignee", "" if query.assignee == own else own)
+    _set("page", "")
+    st.rerun(scope="fragment")
 
 
 def headline(counts: Mapping[str, int], query: ListQuery) -> str:

@@ -1,0 +1,108 @@
+"""The keys of the incident list in a real Chromium: they move, open, filter and acknowledge, never while one types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.dashboards import test_dashboard_browser
+from tests.dashboards.conftest import incident_table
+from tests.dashboards.test_dashboard_browser import READY, open_page
+
+pytestmark = pytest.mark.chromium
+shared_browser = test_dashboard_browser.shared_browser
+browser = test_dashboard_browser.browser
+address = test_dashboard_browser.address
+MARKED = "a.row.marked"
+
+
+@pytest.fixture
+def listed(address: str, browser: Any, api: Any) -> Any:
+    """The list of A1 and D4, which are critical, and of C3, which is not, between them."""
+    for name, severity in (("C3", "ticket"), ("D4", "page")):
+        summary = f"{name} of rank 17 is slow"
+        table = incident_table(name, severity=severity, summary=summary)
+        api.incidents[name] = {**table, "findings": [], "history": [], "notifications": []}
+    page, faults = open_page(browser, f"{address}/incidents?live=0")
+    page.locator("a.row").nth(2).wait_for()
+    yield page
+    assert faults == []
+
+
+def marked(page: Any) -> str:
+    """Returns the address of the marked row."""
+    return str(page.locator(MARKED).get_attribute("href"))
+
+
+def press(page: Any, keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def test_j_and_k_move_a_mark_with_the_focus_and_n_goes_to_the_next_critical_row(listed: Any) -> None:
+    press(listed, "jj")
+    assert marked(listed).endswith("id=C3")
+    press(listed, "k")
+    assert marked(listed).endswith("id=A1")
+    press(listed, "n")
+    assert marked(listed).endswith("id=D4")
+    press(listed, "n")
+    assert marked(listed).endswith("id=A1")
+    press(listed, "jjjj")
+    assert marked(listed).endswith("id=D4")
+    assert listed.locator("a.row:focus").get_attribute("href") == "incident?id=D4"
+
+
+@pytest.mark.parametrize("key", ["o", "Enter"])
+def test_o_and_enter_open_the_marked_incident(listed: Any, key: str) -> None:
+    press(listed, "jj")
+    listed.keyboard.press(key)
+    listed.wait_for_url("**/incident?*id=C3*")
+
+
+def test_a_acknowledges_the_marked_incident_and_the_mark_goes_on_to_the_next(listed: Any, api: Any) -> None:
+    listed.get_by_role("link", name="Pending").click()
+    listed.wait_for_url("**state=pending**")
+    listed.locator(READY).wait_for()
+    press(listed, "ja")
+    listed.get_by_text("1 incident acknowledged.").wait_for()
+    assert api.posted == [("incidents/A1/acknowledge", {"comment": ""})]
+    listed.locator(f"{MARKED}[href*=C3]").wait_for()
+    press(listed, "o")
+    listed.wait_for_url("**/incident?*id=C3*")
+
+
+def test_m_shows_only_the_incidents_of_the_person_and_again_all(listed: Any) -> None:
+    press(listed, "m")
+    listed.wait_for_url("**assignee=local**")
+    listed.get_by_text("person local").wait_for()
+    listed.locator(READY).wait_for()
+    press(listed, "m")
+    listed.wait_for_url(lambda url: "assignee" not in url)
+
+
+def test_keys_are_text_while_a_person_types_and_nothing_under_an_open_form(listed: Any, api: Any) -> None:
+    listed.get_by_placeholder("Words in title").click()
+    press(listed, "jka")
+    assert listed.locator(MARKED).count() == 0
+    assert listed.get_by_placeholder("Words in title").input_value() == "jka"
+    listed.get_by_placeholder("Words in title").fill("")
+    listed.get_by_role("button", name="Views").click()
+    listed.locator("[data-testid=stPopoverBody]").wait_for()
+    press(listed, "ja")
+    assert listed.locator(MARKED).count() == 0
+    listed.keyboard.press("Escape")
+    listed.locator("[data-testid=stPopoverBody]").wait_for(state="detached")
+    listed.locator(READY).wait_for()
+    press(listed, "Jj")
+    assert marked(listed).endswith("id=C3")
+    listed.keyboard.press("Control+a")
+    assert api.posted == []
+
+
+def test_the_box_of_a_row_does_not_stop_the_keys(listed: Any) -> None:
+    listed.get_by_label("Select C3").check()
+    listed.get_by_text("1 incident selected").wait_for()
+    press(listed, "j")
+    assert marked(listed).endswith("id=A1")
