@@ -8,6 +8,7 @@ from dashboards import linked, links, snapshot
 from dashboards import markup as common
 from dashboards.data_quality import explain, markup
 from dashboards.data_quality.answers import Quality, parse_destinations, parse_members, parse_quality
+from dashboards.data_quality.dead_messages import draw_dead_messages
 from dashboards.routes import href
 from dashboards.views import parts
 from dashboards.words import age, amount
@@ -81,6 +82,7 @@ def _destinations() -> None:
         parts.draw_error(answer)
     else:
         st.html(markup.destinations(answer.value, snapshot.now()))
+        draw_dead_messages(answer.value)
 
 
 def _group(group: str) -> None:

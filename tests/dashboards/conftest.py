@@ -335,6 +335,10 @@ class Api:
             return self._handle_mute(path, body)
         if path.startswith(("silences", "maintenance")):
             return self._handle_silence(path, body)
+        if path == "notifications/replay":
+            found = next(r for r in self.answers["receivers"]["receivers"] if r["name"] == body["receiver"])
+            sent, found["dead"] = found["dead"], 0
+            return 200, json.dumps({"notifications": [], "replayed": sent}).encode()
         if path == "audit/reloads":
             return 200, json.dumps(body).encode()
         _, identity, act = path.split("/")
