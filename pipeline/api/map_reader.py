@@ -40,7 +40,7 @@ from pipeline.api.fleet_map import (
 )
 from pipeline.api.heatmap import RECENT, read_range, select_current
 from pipeline.api.history import Span
-from pipeline.api.map_before import find_reporting
+from pipeline.api.map_before import find_new, find_reporting
 from pipeline.api.service import ApiContext
 from pipeline.api.share import NodeAttributes, list_attributes, make_attributes
 from pipeline.model.errors import OverLimit, Retryable
@@ -97,7 +97,7 @@ class MapReader:
         return self._service.remember("map roles", state, lambda: self._read(find))
 
     def counts_before(self, layout: Layout) -> dict[str, Any]:
-        """Returns the time BEFORE this one, to the minute, and the counts of then, of the nodes of now.
+        """Returns the time BEFORE this one, to the minute, and the counts of then, of the nodes of now that were there.
 
         Without `no_data` if no node has a stored row of then: nothing was stored, or its time is over.
         """
@@ -109,21 +109,26 @@ class MapReader:
             return roles, list_held_at(cursor, moment)
 
         roles, held = self._service.remember("map roles before", (self.topology, moment), lambda: self._read(find))
-        reporting = self._service.remember("map data before", (self.index, moment), lambda: self._reporting(moment))
+        known = self._service.remember("map data before", (self.index, moment), lambda: self._reporting(moment))
+        reporting, new = known
         seen = np.where(reporting | (not reporting.any()), moment, -1)
-        counts = count_states(find_looks(self.index, roles, seen, held, moment)[layout.own])
+        counts = count_states(find_looks(self.index, roles, seen, held, moment)[layout.own & ~new])
         names = (*OF_INCIDENTS, "drained", *(("no_data",) if reporting.any() else ()))
         return {"time": iso(moment), "counts": {name: counts[name] for name in names}}
 
-    def _reporting(self, moment: int) -> NDArray[np.bool_]:
-        """Returns which nodes had data at a time; none if the store is too busy to say, so that the map is not late."""
-        devices = self._service.backend.devices
+    def _reporting(self, moment: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns which nodes had data at a time, and which are new since then; none if the store is too busy to say,
+        so that the map is not late."""
+        known = self._service.backend.devices, self.places, self.index
+
+        def find(cursor: duckdb.DuckDBPyConnection) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            reporting = find_reporting(cursor, *known, moment)
+            return reporting, find_new(cursor, *known, reporting, moment) if reporting.any() else reporting
+
         try:
-            return self._service.reads.run(
-                lambda cursor: find_reporting(cursor, devices, self.places, self.index, moment)
-            )
+            return self._service.reads.run(find)
         except (OverLimit, Retryable):
-            return np.zeros(len(self.index.nodes), bool)
+            return np.zeros(len(self.index.nodes), bool), np.zeros(len(self.index.nodes), bool)
 
     def reached(self, incident: str) -> NDArray[np.bool_]:
         """Returns which nodes an incident reaches. Raises 404 if there is no such incident."""

@@ -111,19 +111,22 @@ def test_the_counts_of_an_hour_before_are_those_of_the_incidents_of_then(
     assert (found["counts"]["critical"], found["counts"]["degraded"]) == (1, 0)
 
 
-def test_the_counts_of_an_hour_before_have_the_nodes_that_were_silent_then(
-    client: httpx.Client, backend: StoreBackend
+@pytest.mark.parametrize(("older", "silent"), [(True, ["n3", "n4"]), (False, ["n4"])], ids=["silent", "new"])
+def test_the_counts_of_an_hour_before_have_the_nodes_that_were_silent_then_and_no_new_ones(
+    client: httpx.Client, backend: StoreBackend, older: bool, silent: list[str]
 ) -> None:
-    then = backend.clock() - 3600 * SECOND
+    """n3 sends since ten minutes ago: either again, or for the first time. n4 is announced and never sent anything."""
+    then = (backend.clock() - 3600 * SECOND) // (60 * SECOND) * 60 * SECOND
+    gpus = backend.devices.names("gpu")
+    ago = [(name, 30) for name in gpus if "n1" in name or "n2" in name]
+    ago += [(name, 3600) for name in gpus if older and "n3" in name]
     with backend.database.transaction() as connection:
-        for device, seconds in ((0, 20), (2, 40), (1, 90)):  # a GPU of n1, one of n2, and another one that was silent
+        for name, seconds in ago:
             connection.execute(
                 "INSERT INTO hot_gpu (time, device, sm_clock) VALUES (make_timestamptz(?), ?, 1000)",
-                [then // (60 * SECOND) * 60 * SECOND - seconds * SECOND, device],
+                [then - seconds * SECOND, gpus.index(name)],
             )
-    nodes = {name: backend.devices.origins("gpu")[slot][1] for slot, name in enumerate(backend.devices.names("gpu"))}
-    sent = {nodes[backend.devices.names("gpu")[device]] for device in (0, 2)}
-    assert fleet_map(client)["before"]["counts"]["no_data"] == 4 - len(sent)
+    assert fleet_map(client)["before"]["counts"]["no_data"] == len(silent)
 
 
 def test_the_counts_of_an_hour_before_have_the_nodes_that_were_held_then(
