@@ -18,6 +18,7 @@ HIDDEN = frozenset({"simulated", "peer", "every", "place"})
 _NAMES = {
     "serial": "Serial number",
     "uuid": "UUID",
+    "clock_keeper": "Time service",
     "pci": "PCI address",
     "bus_address": "Bus address",
     "sku": "Product",

@@ -179,7 +179,8 @@ def _overview(detail: EntityDetail, values: CachedAnswer[Values], focus: EntityD
         own_rows = identity.attribute_rows(detail.attributes, usual)
         rows = [*identity.work_rows(detail), *identity.place_rows(detail), *own_rows]
         st.html(f'<div class="fp-narrow">{html.facts(rows)}</div>')
-        if values.value is not None and (own := tables.node_rows(values.value, now)):
+        keeper = str(detail.attributes.get("clock_keeper") or "")
+        if values.value is not None and (own := tables.node_rows(values.value, now, keeper)):
             st.html(markup.section("Node"))
             st.html(f'<div class="fp-narrow">{html.facts(own)}</div>')
 

@@ -163,8 +163,18 @@ def health_rows(values: Values, now: int) -> list[tuple[str, str]]:
     return found
 
 
-def node_rows(values: Values, now: int) -> list[tuple[str, str]]:
-    """Returns (label, value as markup) of the node itself: power, load, memory, clock, GPUs expected and found."""
+def clock_text(synchronized: bool, keeper: str) -> str:
+    """Returns the state of a node's clock in words. keeper: the service that reported how it steers it, if any."""
+    if synchronized:
+        return f"synchronized by {keeper}" if keeper else "synchronized"
+    return f"not synchronized, although {keeper} runs" if keeper else "not synchronized by NTP or PTP"
+
+
+def node_rows(values: Values, now: int, keeper: str = "") -> list[tuple[str, str]]:
+    """Returns (label, value as markup) of the node itself: power, load, memory, clock, GPUs expected and found.
+
+    keeper: the service that keeps its clock, if that is known.
+    """
     own = values.of_class("node")
     if not own.entities:
         return []
@@ -177,7 +187,10 @@ def node_rows(values: Values, now: int) -> list[tuple[str, str]]:
         shown = age(value) if name == "node.uptime" else cells.text(signal, value)
         if name == "node.memory_available" and (total := own.value("node.memory_total", node)):
             shown += f" of {quantity(total, 'By')}"
-        found.append((cells.title_of(signal), link(explore_href([node], [name]), shown)))
+        label = cells.title_of(signal)
+        if name == "node.clock_synchronized":
+            label, shown = "Clock", clock_text(value > 0, keeper)
+        found.append((label, link(explore_href([node], [name]), shown)))
     seen = own.last_seen[0]
     found.append(("Last data", escape("never" if seen is None else ago(seen, now))))
     return found

@@ -198,3 +198,21 @@ def test_acts_that_cannot_be_read_are_not_said_to_be_none(api: Any) -> None:
     text = shown(page(node_script, entity="node:n003", live="0"))
     assert "Acts unavailable." in text
     assert "not held" not in text
+
+
+@pytest.mark.parametrize(
+    ("synchronized", "keeper", "said"),
+    [
+        (0, "", "not synchronized by NTP or PTP"),
+        (0, "chronyd", "not synchronized, although chronyd runs"),
+        (1, "chronyd", "synchronized by chronyd"),
+        (1, "", "synchronized"),
+    ],
+)
+def test_the_clock_of_a_node_is_said_in_words(synchronized: int, keeper: str, said: str) -> None:
+    table = values_table("node:n003", ["node.clock_synchronized"], "node:n003", 8)
+    (signal,) = (one["signals"][0] for one in table["classes"] if one["device_class"] == "node")
+    assert signal["signal"]["states"] == ["not synchronized", "synchronized"]
+    signal["values"] = [float(synchronized)]
+    rows = dict(tables.node_rows(parse_values(table), NOW, keeper))
+    assert f">{said}<" in rows["Clock"]

@@ -55,7 +55,7 @@ NODE_SIGNALS: tuple[Signal, ...] = (
     Signal("node.training_refused", "{datagram}", "counter", "node", "u8", "Datagrams to the socket of training steps that were refused: damaged, of another user's rank, or too many", "training", interval=60),
     Signal("node.clock_offset", "s", "gauge", "node", "f8", "Remaining correction of the clock, as the NTP daemon last measured", "chronyd's tracking, else adjtimex", "", (-1e9, 1e9), interval=60),
     Signal("node.clock_error_max", "s", "gauge", "node", "f8", "Maximum error of the clock; grows while it is not synchronized", "adjtimex: maxerror", "", (0, 1e9), harm="up", interval=60),
-    Signal("node.clock_synchronized", "1", "state", "node", "u1", "Whether the clock is synchronized, as the kernel reports it", "adjtimex: STA_UNSYNC", "", (0, 1), states=("free", "synchronized"), normal=("synchronized",), interval=60),
+    Signal("node.clock_synchronized", "1", "state", "node", "u1", "Whether the clock is synchronized, as the kernel reports it", "adjtimex: STA_UNSYNC", "", (0, 1), states=("not synchronized", "synchronized"), normal=("synchronized",), interval=60),
     Signal("node.clock_frequency", "ppm", "gauge", "node", "f4", "Frequency correction of the clock", "adjtimex: freq", "", (-1000, 1000), interval=60),
     Signal("node.clock_stratum", "1", "gauge", "node", "u1", "Steps from a reference clock; 0 none yet", "chronyd's tracking", "", (0, 16), harm="up", interval=60),
     Signal("node.aer_correctable", "{error}", "counter", "node", "u8", "Corrected PCIe errors of all devices since each was discovered", "/sys/bus/pci/devices/ADDRESS/aer_dev_correctable", "hw.errors", harm="up", interval=30),
