@@ -64,13 +64,18 @@ def _draw(found: Mapping[str, Any]) -> None:
     rows = [weekly.objective_cells(row) for row in found["objectives"]]
     st.html(_table(weekly.OBJECTIVE_HEAD, rows, weekly.NO_OBJECTIVE))
     lost, energy, since = found["lost"], found["energy"], found["since"][:10]
-    st.html(markup.section("GPU-hours lost", f"{weekly.hours(lost['gpu_hours'])}, {weekly.amount(lost)}"))
+    used = f"{weekly.amount(lost)} used in them" if lost["kwh"] is not None else weekly.amount(lost)
+    st.html(markup.section("GPU-hours lost", f"{weekly.hours(lost['gpu_hours'])}, {used}"))
     for by, title in weekly.LOST_BY:
         losses: list[Sequence[Text]] = [weekly.loss_cells(row, by) for row in lost[f"by_{by}"]]
         if by == "job":
             losses = list(map(_with_job, losses))
         st.html(_table((title, *weekly.LOSS_HEAD), losses, "Nothing was lost."))
-    st.html(markup.section("Energy", f"{weekly.amount(energy)}; {energy['idle_kwh']:,.0f} kWh without a job"))
+    st.html(
+        markup.section(
+            "Energy", f"{weekly.amount(energy)} of all GPUs, {energy['idle_kwh']:,.0f} kWh of it without a job"
+        )
+    )
     st.html(
         _table(
             weekly.ENERGY_HEAD, [_with_job(weekly.energy_cells(row)) for row in energy["by_job"]], "Not measured yet."

@@ -13,6 +13,7 @@ from pipeline.config.sections import Config, Impact
 from pipeline.model.records import SECOND, iso
 from pipeline.objectives import failures
 from pipeline.objectives.budget import DAY, Standing, judge
+from pipeline.objectives.loss_energy import EnergyRates, Loss, find_rates
 from pipeline.objectives.outages import NodeOf, read_outages
 from pipeline.objectives.published import PUBLISHED
 from pipeline.objectives.recorder import IDLE
@@ -94,7 +95,9 @@ def summarize(cursor: duckdb.DuckDBPyConnection, config: Config, fleet: Fleet, s
         for objective, scope, standing in judge_objectives(cursor, config, fleet, end)
     ]
     lost = cursor.execute(_LOST, [start, end]).fetchall()
-    energy = read_energy(cursor, impact, start, end, lost)
+    energy = cursor.execute(_ENERGY, [start, end]).fetchall()
+    lost_hours = _sum_by_job(lost)
+    rates = find_rates(((j, raw * impact.energy_factor, h) for j, _, _, raw, h in energy if j != IDLE), lost_hours)
     reader = _reader(cursor, fleet, start, end)
     usage = {kind: reader.measure(kind, "fleet")(start, end) for kind in ("goodput", "availability")}
     opened, pages, resolved, unresolved = cursor.execute(_COUNTS, [start, end]).fetchone() or (0, 0, 0, 0)
@@ -109,79 +112,85 @@ def summarize(cursor: duckdb.DuckDBPyConnection, config: Config, fleet: Fleet, s
         "availability": usage["availability"].achieved,
         "incidents": {"opened": opened, "pages": pages, "resolved": resolved, "unresolved": unresolved},
         "objectives": standings,
-        "lost": list_losses(lost, impact, energy["kwh_per_gpu_hour"]),
-        "energy": energy,
+        "lost": list_losses(lost, impact, rates),
+        "energy": list_energy(energy, impact, lost_hours, rates),
         **read_reliability(cursor, config, fleet, end),
     }
 
 
-def list_losses(rows: Sequence[tuple[Any, ...]], impact: Impact, kwh: float | None) -> dict[str, Any]:
-    """Returns lost GPU-hours by cause, tenant and job, the largest first, with energy and money of each cause."""
-    sums: dict[str, dict[str, float]] = {"cause": {}, "account": {}, "job": {}}
+def _sum_by_job(lost: Sequence[tuple[Any, ...]]) -> dict[str, float]:
+    """Returns job -> lost GPU-hours, of rows of _LOST."""
+    hours: dict[str, float] = {}
+    for _detector, _kind, job, _account, own, _incidents in lost:
+        hours[job] = hours.get(job, 0.0) + own
+    return hours
+
+
+def list_losses(rows: Sequence[tuple[Any, ...]], impact: Impact, rates: EnergyRates) -> dict[str, Any]:
+    """Returns lost GPU-hours by cause, tenant and job, the largest first, with energy and money of each."""
+    sums: dict[str, dict[str, Loss]] = {"cause": {}, "account": {}, "job": {}}
     counts: dict[str, int] = {}
+    whole = Loss()
     for detector, _kind, job, account, hours, incidents in rows:
         cause = "unknown" if detector is None else failures.name_cause(detector)
         counts[cause] = counts.get(cause, 0) + incidents
         for name, key in (("cause", cause), ("account", account or "none"), ("job", job)):
-            sums[name][key] = sums[name].get(key, 0.0) + hours
-    total = sum(sums["cause"].values())
+            sums[name][key] = sums[name].get(key, Loss()).plus(hours, rates.of(job))
+        whole = whole.plus(hours, rates.of(job))
     by = {
         name: [
-            {name: key, "gpu_hours": round(hours, 3), "share": round(hours / total, 4) if total else None}
-            | _price_hours(hours, impact, kwh)
+            {
+                name: key,
+                "gpu_hours": round(loss.hours, 3),
+                "share": round(loss.hours / whole.hours, 4) if whole.hours else None,
+            }
+            | _price_loss(loss, impact)
             | ({"incidents": counts[key]} if name == "cause" else {})
-            for key, hours in sorted(found.items(), key=lambda item: (-item[1], item[0]))[:MOST_ROWS]
-            if abs(hours) > 5e-4
+            for key, loss in sorted(found.items(), key=lambda item: (-item[1].hours, item[0]))[:MOST_ROWS]
+            if abs(loss.hours) > 5e-4
         ]
         for name, found in sums.items()
     }
-    return {"gpu_hours": round(total, 3), **_price_hours(total, impact, kwh), **{f"by_{n}": r for n, r in by.items()}}
+    return {"gpu_hours": round(whole.hours, 3), **_price_loss(whole, impact), **{f"by_{n}": r for n, r in by.items()}}
 
 
-def _price_hours(hours: float, impact: Impact, kwh: float | None) -> dict[str, Any]:
-    """Returns what lost GPU-hours used and cost: energy at the mean power of all GPUs with a job."""
-    used = None if kwh is None else hours * kwh
-    priced = impact.price_per_gpu_hour > 0
+def _price_loss(loss: Loss, impact: Impact) -> dict[str, Any]:
+    """Returns what lost GPU-hours used and cost: energy at the mean power of their job."""
+    priced, used = impact.price_per_gpu_hour > 0, loss.kwh
     return {
         "kwh": None if used is None else round(used, 3),
-        "cost": round(hours * impact.price_per_gpu_hour, 2) if priced else None,
+        "cost": round(loss.hours * impact.price_per_gpu_hour, 2) if priced else None,
         "currency": impact.currency if priced else None,
         "kg_co2e": round(used * impact.carbon_kg_per_kwh, 3) if used is not None and impact.carbon_kg_per_kwh else None,
     }
 
 
-def read_energy(
-    cursor: duckdb.DuckDBPyConnection, impact: Impact, start: int, end: int, lost: Sequence[tuple[Any, ...]]
+def list_energy(
+    rows: Sequence[tuple[Any, ...]], impact: Impact, lost_hours: Mapping[str, float], rates: EnergyRates
 ) -> dict[str, Any]:
     """Returns the energy of all GPUs and of each job, of lost hours, and its money and carbon.
 
-    kwh has [impact] energy_factor in it.   lost_kwh: the energy that a job used while it lost time: its mean power.
+    rows: of _ENERGY.  kwh has [impact] energy_factor in it.   lost_kwh: the energy that a job used while it lost time.
     """
-    lost_hours: dict[str, float] = {}
-    for _detector, _kind, job, _account, hours, _incidents in lost:
-        lost_hours[job] = lost_hours.get(job, 0.0) + hours
     jobs = []
-    total = {"kwh": 0.0, "idle": 0.0, "hours": 0.0, "lost": 0.0}
-    for job, account, name, raw, hours in cursor.execute(_ENERGY, [start, end]).fetchall():
-        kwh = raw * impact.energy_factor
-        total["kwh"] += kwh
+    kwh = sum(row[3] for row in rows) * impact.energy_factor
+    idle = sum(row[3] for row in rows if row[0] == IDLE) * impact.energy_factor
+    hours = sum(row[4] for row in rows if row[0] != IDLE)
+    lost = sum(lost * (rates.of(job) or 0.0) for job, lost in lost_hours.items())
+    for job, account, name, raw, own_hours in rows:
         if job == IDLE:
-            total["idle"] += kwh
             continue
-        total["hours"] += hours
-        wasted = kwh / hours * min(hours, max(0.0, lost_hours.get(job, 0.0))) if hours else 0.0
-        total["lost"] += wasted
-        shown = {"job": job, "account": account or "", "name": name or "", "gpu_hours": round(hours, 3)}
-        jobs.append(shown | {"kwh": round(kwh, 3), "lost_kwh": round(wasted, 3)} | _price_energy(kwh, impact))
-    working = total["kwh"] - total["idle"]
+        own, wasted = raw * impact.energy_factor, max(0.0, lost_hours.get(job, 0.0)) * (rates.of(job) or 0.0)
+        shown = {"job": job, "account": account or "", "name": name or "", "gpu_hours": round(own_hours, 3)}
+        jobs.append(shown | {"kwh": round(own, 3), "lost_kwh": round(wasted, 3)} | _price_energy(own, impact))
     return {
-        "kwh": round(total["kwh"], 3),
-        "idle_kwh": round(total["idle"], 3),
-        "lost_kwh": round(total["lost"], 3),
-        "kwh_per_gpu_hour": round(working / total["hours"], 5) if total["hours"] else None,
+        "kwh": round(kwh, 3),
+        "idle_kwh": round(idle, 3),
+        "lost_kwh": round(lost, 3),
+        "kwh_per_gpu_hour": round((kwh - idle) / hours, 5) if hours else None,
         "factor": impact.energy_factor,
-        **_price_energy(total["kwh"], impact),
-        "lost": _price_energy(total["lost"], impact),
+        **_price_energy(kwh, impact),
+        "lost": _price_energy(lost, impact),
         "by_job": jobs[:MOST_ROWS],
     }
 
