@@ -12,11 +12,14 @@ from agents.sim.faults.link import LinkDegradation
 from agents.sim.faults.slow import Straggler
 from agents.sim.kinds import KINDS
 from agents.sim.physics.noise import generator
-from agents.sim.world import World
+from agents.sim.world import DEFAULT, World
 from pipeline.model.records import from_iso
 
 FAULTS = 5  # key of the generators that draw faults
-_LIVE_SDC = 0.6  # chance of a wrong digest per round: visible in minutes, while most real defects take days; chosen
+_LIVE_KINDS: Mapping[str, Kind] = {
+    "sdc": SilentDataCorruption(probability=0.6),  # visible in minutes, while most real defects take days; chosen
+    "coolant": CoolantLoss(ramp=300.0),  # a pump that loses speed: GPUs warm for minutes, which can be watched; chosen
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def demo() -> Scenario:
         Line(Straggler(slowdown=0.25), 19_200.0, 24_000.0),
         Line(LinkDegradation(), 20_400.0, 23_400.0),
     )
-    return Scenario(21_600.0, 10.0, None, Fleet(64, 8), faults, Live(every=150.0))
+    world = replace(DEFAULT, instruments=replace(DEFAULT.instruments, margins=True))  # as drivers of H100 report them
+    return Scenario(21_600.0, 10.0, None, Fleet(64, 8), faults, Live(every=150.0), world=world)
 
 
 def live_lines(scenario: Scenario, seed: int) -> list[Line]:
@@ -127,7 +131,7 @@ def live_lines(scenario: Scenario, seed: int) -> list[Line]:
     time, end = scenario.duration + 15.0, scenario.duration + scenario.live.hours * 3600
     while time < end:
         name = "coolant" if len(lines) % 8 == 7 else names[len(lines) % 3]
-        kind = SilentDataCorruption(probability=_LIVE_SDC) if name == "sdc" else KINDS[name]()
+        kind = _LIVE_KINDS.get(name) or KINDS[name]()
         lines.append(Line(kind, time, time + float(rng.uniform(300.0, 720.0))))
         time += scenario.live.every * float(rng.uniform(0.8, 1.2))
     return lines

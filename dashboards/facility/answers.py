@@ -22,7 +22,8 @@ class Hanging:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """When the first GPU reaches its limit. minutes: None if `reason` says why not. left: K; rate, error: K/min."""
+    """When the first GPU reaches its limit. minutes: None if `reason` says why not. left: K; rate, error: K/min, over
+    the last `over_s`."""
 
     minutes: float | None
     gpu: str | None
@@ -32,6 +33,7 @@ class Prediction:
     error: float | None
     gpus: int
     reason: str
+    over_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

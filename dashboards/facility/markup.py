@@ -413,9 +413,10 @@ def prediction(unit: Unit, window_s: float) -> str:
     if not found.rate or found.left is None:
         return _box("Throttling now", f"{gpu} is at the limit that it reports.", "critical")
     how = (
-        f"{gpu} is {quantity(found.left, 'K')} below the limit that it reports and warms by {found.rate:.2f} ± "
-        f"{found.error or 0:.2f} K/min (line through {age(window_s)}). {quantity(found.left, 'K')} ÷ {found.rate:.2f} "
-        f"K/min = {found.minutes:.0f} min. First of {amount(found.gpus, 'GPU', 'GPUs')} with the least margin."
+        f"{gpu} is {quantity(found.left, 'K')} below the limit that it reports. The "
+        f"{amount(found.gpus, 'GPU', 'GPUs')} with the least margin warm by {found.rate:.2f} ± {found.error or 0:.2f} "
+        f"K/min (line through the last {age(found.over_s or window_s)}). {quantity(found.left, 'K')} ÷ "
+        f"{found.rate:.2f} K/min = {age(found.minutes * 60)}."
     )
     tone = "critical" if found.minutes < SOON else "degraded"
     return _box(f"GPUs throttle in about {age(found.minutes * 60)}", how, tone)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.sim.fault_plan import FaultPlan
+from agents.sim.faults.facility import CoolantLoss
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import demo
 from agents.sim.scenario_file import load
@@ -130,6 +131,7 @@ def test_the_demo_has_each_required_fault_late_and_one_that_ended_long_before() 
     assert any(line.end < scenario.duration - 15 * 60 for line in scenario.faults)
     assert any(line.end > scenario.duration for line in scenario.faults)
     assert scenario.fleet.nodes >= 64
+    assert FleetSimulator(scenario, 1).world.instruments.margins, "the time to throttling is predicted from them"
 
 
 @pytest.mark.slow
@@ -141,6 +143,7 @@ def test_live_faults_begin_every_couple_of_minutes_and_only_if_requested() -> No
     assert live[0].onset - scenario.duration < 60
     assert all(100 < gap < 200 for gap in gaps)
     assert {f.kind.name for f in live} == {"sdc", "link_degradation", "straggler", "coolant"}
+    assert all(f.kind.ramp >= 300 for f in live if isinstance(f.kind, CoolantLoss)), "to be seen while GPUs warm"
     assert FaultPlan.plan(scenario, layout, 1, True).faults == FaultPlan.plan(scenario, layout, 1, True).faults
     assert len(FaultPlan.plan(scenario, layout, 1, False).faults) == len(scenario.faults)
 

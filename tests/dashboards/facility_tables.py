@@ -50,7 +50,7 @@ def cooling_values(flow: float, back: float, speed: float) -> dict[str, Any]:
 def prediction(**changes: Any) -> dict[str, Any]:
     """Returns a prediction of 9 minutes."""
     own = {"minutes": 9.2, "gpu": "gpu:n042.3", "temperature": 81.0, "left": 6.0, "rate": 0.65, "error": 0.02}
-    return {**own, "gpus": 12, "reason": "", **changes}
+    return {**own, "over_s": 600.0, "gpus": 12, "reason": "", **changes}
 
 
 def units() -> list[dict[str, Any]]:

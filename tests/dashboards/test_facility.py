@@ -66,7 +66,8 @@ def test_one_unit_shows_how_its_prediction_is_computed(site: Any) -> None:
     test = page(script, entity="cdu:c2")
     text = shown(test)
     assert "CDU c2: GPUs throttle in about 9 min" in text
-    assert "6 K below the limit that it reports and warms by 0.65 ± 0.02 K/min (line through 10 min)" in text
+    assert "6 K below the limit that it reports. The 12 GPUs with the least margin warm by 0.65 ± 0.02 K/min" in text
+    assert "(line through the last 10 min). 6 K ÷ 0.65 K/min = 9 min." in text
     assert "6 K ÷ 0.65 K/min = 9 min" in text
     assert "rack%3Ar000" in text
     asked = [query for path, query in site.asked if path == "series"]

@@ -1,7 +1,8 @@
 """When the GPUs behind a cooling unit throttle: their margin to the limit that they report, over their warming rate.
 
-Per unit the WATCHED GPUs with the least margin are followed for WINDOW. A straight line is fitted to the temperature of
-each; a GPU counts if it warms significantly. The prediction is that of the first GPU to reach its limit.
+Per unit the WATCHED GPUs with the least margin are followed for WINDOW. Straight lines are fitted to what their
+temperatures have in common, over WINDOW and over RECENT: what a single GPU does is not the unit's. The prediction is
+that of the first GPU to reach its limit at this rate.
 """
 
 from __future__ import annotations
@@ -23,16 +24,23 @@ from pipeline.store import schema
 from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
 
-WINDOW, BUCKET = 600 * SECOND, 30 * SECOND
-"""Time over which the warming rate is measured, and its points (us). Chosen: coolant answers a lost pump in minutes."""
+WINDOW, BUCKET = 600 * SECOND, 10 * SECOND
+"""Time over which the warming rate is measured, and its points (us). Chosen: what answers slowly, such as air, and
+twice the interval of gpu.temperature."""
+RECENT = 120 * SECOND
+"""Time over which fast warming is measured, and whether slow warming goes on (us). Chosen: GPUs warm within half a
+minute after their pump stops, and are as warm as they get two minutes later."""
 WATCHED = 12
 """GPUs followed per unit. Chosen: those with the least margin throttle first."""
-LEAST_POINTS = 6
-"""Points of a line. Chosen: three minutes."""
+LEAST_POINTS, LEAST_SPAN = 6, 3.0
+"""Points of a line, and the time over which they are spread if it is that of WINDOW (min). Chosen."""
 LEAST_RATE = 0.05
 """Warming that counts (K/min). Chosen: 3 K/h is the weather."""
 LEAST_RATIO = 3.0
 """Slope over its standard error from which it is no chance. Chosen: 1 in 700."""
+FAST_RATE, FAST_RATIO = 1.5, 4.0
+"""The same of warming over RECENT, which has fewer points (K/min, 1). Chosen: 1 in 700 by Student's t with 10 degrees
+of freedom; a rate above that of GPUs that are watched because they are the warmest now."""
 LONGEST = 24 * 60.0
 """Longest prediction (min). Chosen: loads change within a day."""
 MAX_AGE = 60 * SECOND
@@ -101,9 +109,39 @@ def fit_rate(minutes: NDArray[Any], values: NDArray[Any]) -> tuple[float, float]
     return slope, float(np.sqrt((rest * rest).sum() / (number - 2) / square))
 
 
+def warming_rate(minutes: NDArray[Any], values: NDArray[Any]) -> tuple[float, float, float]:
+    """Returns (K/min, standard error, s) of a line that rises significantly, also now, and the time that it is through;
+    else 0 K/min, or NaN with too few points.
+
+    minutes: before now, negative.  After a step the line over WINDOW still rises when the temperature no longer does:
+    it counts only if the line over RECENT does not contradict half of its slope.
+    """
+    late = minutes >= -RECENT / SECOND / 60
+    now, now_error = fit_rate(minutes[late], values[late])
+    if now >= FAST_RATE and now >= FAST_RATIO * now_error:
+        return now, now_error, RECENT / SECOND
+    slope, error = fit_rate(minutes, values)
+    if not np.isfinite(slope) or np.ptp(minutes) < LEAST_SPAN:
+        return float("nan"), float("nan"), 0.0
+    ended = np.isfinite(now) and now + LEAST_RATIO * now_error < slope / 2
+    rises = slope >= LEAST_RATE and slope >= LEAST_RATIO * error and not ended
+    return slope if rises else 0.0, error, WINDOW / SECOND
+
+
+def common_line(lines: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns the times of all lines, and there the mean of their distances from their own mean."""
+    sums: dict[float, list[float]] = defaultdict(list)
+    for minutes, values in lines:
+        for minute, value in zip(minutes.tolist(), (values - values.mean()).tolist(), strict=True):
+            sums[minute].append(value)
+    times = sorted(sums)
+    return np.array(times), np.array([np.mean(sums[time]) for time in times])
+
+
 def predict(margins: Sequence[Margin], lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> dict[str, Any]:
     """Returns the prediction of one unit: minutes, or `reason`, why there is none."""
-    nothing = {"minutes": None, "gpu": None, "temperature": None, "left": None, "rate": None, "error": None}
+    names = ("minutes", "gpu", "temperature", "left", "rate", "error", "over_s")
+    nothing: dict[str, Any] = dict.fromkeys(names)
     if not margins:
         return {**nothing, "gpus": 0, "reason": "the GPUs behind it report no limit (gpu.thermal_margin)"}
     nearest = margins[0]
@@ -111,26 +149,13 @@ def predict(margins: Sequence[Margin], lines: Mapping[str, tuple[NDArray[Any], N
     known["gpus"] = len(margins)
     if nearest.left <= 0:
         return {**known, "minutes": 0.0, "reason": f"{entity_name(nearest.gpu)} is at its limit"}
-    found = []
-    short = 0
-    for margin in margins:
-        slope, error = fit_rate(*lines.get(margin.gpu, (np.zeros(0), np.zeros(0))))
-        short += not np.isfinite(slope)
-        if slope >= LEAST_RATE and slope >= LEAST_RATIO * error:
-            found.append((margin.left / slope, margin, slope, error))
-    if not found:
-        few = f"fewer than {LEAST_POINTS} readings of {int(BUCKET / SECOND)} s in the last 10 min"
-        return {**known, "reason": few if short == len(margins) else "its GPUs do not warm"}
-    minutes, margin, slope, error = min(found, key=lambda f: f[0])
+    slope, error, over = warming_rate(*common_line([lines[m.gpu] for m in margins if m.gpu in lines]))
+    if not np.isfinite(slope):
+        few = f"fewer than {LEAST_POINTS} readings over {LEAST_SPAN:g} min in the last 10 min"
+        return {**known, "reason": few}
+    if slope <= 0:
+        return {**known, "reason": "its GPUs do not warm"}
+    minutes = nearest.left / slope
     if minutes > LONGEST:
-        return {**known, "rate": slope, "error": error, "reason": "at this rate not within a day"}
-    return {
-        "minutes": minutes,
-        "gpu": margin.gpu,
-        "temperature": margin.temperature,
-        "left": margin.left,
-        "rate": slope,
-        "error": error,
-        "gpus": len(margins),
-        "reason": "",
-    }
+        return {**known, "rate": slope, "error": error, "over_s": over, "reason": "at this rate not within a day"}
+    return {**known, "minutes": minutes, "rate": slope, "error": error, "over_s": over, "reason": ""}

@@ -20,8 +20,8 @@ from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import kind_of
 
 facility_router = APIRouter(prefix="/api/v1/facility")
-KEPT, KEPT_RATES = 5 * SECOND, 20 * SECOND
-"""How long the values, and the warming rates, are kept (us). Chosen: a refresh, and less than one point of a line."""
+KEPT, KEPT_RATES = 5 * SECOND, 10 * SECOND
+"""How long the values, and the warming rates, are kept (us). Chosen: a refresh, and one point of a line."""
 MAX_UNITS = 2000
 """Most units of an answer. Chosen: the cooling and power units of 12,500 nodes, about 1,500."""
 
@@ -50,8 +50,9 @@ class Hanging(Strict):
 class Prediction(Strict):
     """When the first GPU behind a cooling unit reaches the limit that it reports.
 
-    minutes: null if it cannot be predicted; `reason` says why.  left: K to the limit.  rate: warming (K/min) with its
-    standard `error`.  gpus: GPUs that were followed, those with the least margin.
+    minutes: null if it cannot be predicted; `reason` says why.  left: K to the limit.  rate: how fast the GPUs that are
+    followed warm (K/min), with its standard `error`, over the last `over_s`.  gpus: how many are followed, those with
+    the least margin.
     """
 
     minutes: float | None
@@ -60,6 +61,7 @@ class Prediction(Strict):
     left: float | None
     rate: float | None
     error: float | None
+    over_s: float | None
     gpus: int
     reason: str
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,14 +104,47 @@ def test_a_gpu_at_its_limit_has_no_minutes_left() -> None:
     assert predict([Margin("gpu:n1.0", 88.0, -1.0)], {})["minutes"] == 0.0
 
 
+def predicted(curve: Callable[[float], float], after: float, seed: int = 1, noise: float = 0.5) -> dict[str, Any]:
+    """Returns the prediction for 12 GPUs `after` minutes (from 0) of a curve, in readings of 10 s rounded to 1 K."""
+    rng, minutes = np.random.default_rng(seed), np.arange(-60, 0) / 6
+    truth = np.array([curve(after + minute) for minute in minutes])
+    lines = {f"gpu:n1.{i}": (minutes, np.round(truth + rng.normal(0, noise, 60))) for i in range(12)}
+    now = float(truth[-1])
+    margins = sorted(
+        (Margin(gpu, float(line[-1]), 87.0 - now) for gpu, (_, line) in lines.items()), key=lambda m: m.gpu
+    )
+    return predict(margins, lines)
+
+
 def test_noise_is_no_warming() -> None:
-    rng = np.random.default_rng(1)
-    minutes = np.arange(20) * 0.5
-    predicted = 0
-    for _ in range(400):
-        line = {"gpu:n1.0": (minutes, 80 + rng.normal(0, 0.5, 20))}
-        predicted += predict([Margin("gpu:n1.0", 80.0, 6.0)], line)["minutes"] is not None
-    assert predicted <= 4  # of 400: three standard errors, one-sided
+    found = [predicted(lambda minute: 80.0, 0.0, seed)["minutes"] for seed in range(200)]
+    assert sum(minutes is not None for minutes in found) <= 2  # of 200: three standard errors, one-sided
+
+
+def test_a_pump_that_loses_speed_is_predicted_within_two_minutes_of_warming() -> None:
+    def curve(minute: float) -> float:
+        return 67.0 + 5.0 * max(0.0, minute)  # at its limit after 4 min
+
+    for after in (1.5, 2.0, 3.0):
+        assert predicted(curve, after)["minutes"] == pytest.approx(4.0 - after, rel=0.7)
+    assert predicted(curve, 0.0)["minutes"] is None
+
+
+def test_gpus_that_are_warmer_since_minutes_but_warm_no_more_are_not_predicted_to_throttle() -> None:
+    """The line over 10 minutes rose by 3 K/min for eight minutes after a step, which was shown as one minute left."""
+
+    def curve(minute: float) -> float:
+        return 67.0 if minute < 0 else 84.0 - 17.0 * math.exp(-minute * 3)
+
+    for after in (3.5, 5.0, 8.0):
+        found = predicted(curve, after)
+        assert (found["minutes"], found["reason"]) == (None, "its GPUs do not warm")
+
+
+def test_slow_warming_of_the_room_is_predicted() -> None:
+    found = predicted(lambda minute: 80.0 + 0.2 * minute, 0.0)
+    assert found["rate"] == pytest.approx(0.2, rel=0.3)
+    assert found["minutes"] == pytest.approx(35.0, rel=0.35)
 
 
 def test_two_points_are_no_line() -> None:
