@@ -2,14 +2,14 @@
 
 Per unit the WATCHED GPUs with the least margin are followed for WINDOW. Straight lines are fitted to what their
 temperatures have in common, over WINDOW and over RECENT: what a single GPU does is not the unit's. The prediction is
-that of the first GPU to reach its limit at this rate.
+that of the first GPU to reach its limit at this rate, of those that warm themselves.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import duckdb
@@ -34,8 +34,8 @@ WATCHED = 12
 """GPUs followed per unit. Chosen: those with the least margin throttle first."""
 LEAST_POINTS, LEAST_SPAN = 6, 3.0
 """Points of a line, and the time over which they are spread if it is that of WINDOW (min). Chosen."""
-LEAST_RATE = 0.05
-"""Warming that counts (K/min). Chosen: 3 K/h is the weather."""
+LEAST_RATE = 0.1
+"""Warming that counts (K/min). Chosen: over WINDOW, what sensors resolve, 1 K; 3 K/h is the weather."""
 LEAST_RATIO = 3.0
 """Slope over its standard error from which it is no chance. Chosen: 1 in 700."""
 FAST_RATE, FAST_RATIO = 1.5, 4.0
@@ -128,6 +128,13 @@ def warming_rate(minutes: NDArray[Any], values: NDArray[Any]) -> tuple[float, fl
     return slope if rises else 0.0, error, WINDOW / SECOND
 
 
+def _warms_along(line: tuple[NDArray[Any], NDArray[Any]], rate: float, over: float) -> bool:
+    """Returns whether a GPU warms at half of the rate of all, or faster: one that is hot by its own fault need not."""
+    minutes, values = line
+    late = minutes >= -over / 60
+    return fit_rate(minutes[late], values[late])[0] >= rate / 2
+
+
 def common_line(lines: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns the times of all lines, and there the mean of their distances from their own mean."""
     sums: dict[float, list[float]] = defaultdict(list)
@@ -155,7 +162,8 @@ def predict(margins: Sequence[Margin], lines: Mapping[str, tuple[NDArray[Any], N
         return {**known, "reason": few}
     if slope <= 0:
         return {**known, "reason": "its GPUs do not warm"}
-    minutes = nearest.left / slope
+    first = next((m for m in margins if m.gpu in lines and _warms_along(lines[m.gpu], slope, over)), nearest)
+    minutes, known = first.left / slope, {**known, **asdict(first)}
     if minutes > LONGEST:
         return {**known, "rate": slope, "error": error, "over_s": over, "reason": "at this rate not within a day"}
     return {**known, "minutes": minutes, "rate": slope, "error": error, "over_s": over, "reason": ""}

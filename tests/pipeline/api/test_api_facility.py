@@ -85,7 +85,7 @@ def test_throttling_is_predicted_from_the_margin_and_the_warming_rate(client, ba
     [
         (0.0, 6.0, "its GPUs do not warm"),
         (-0.5, 6.0, "its GPUs do not warm"),
-        (0.06, 90.0, "at this rate not within a day"),
+        (0.11, 170.0, "at this rate not within a day"),
     ],
 )
 def test_what_cannot_be_predicted_has_a_reason(client, backend, rate: float, left: float, reason: str) -> None:
@@ -145,6 +145,16 @@ def test_slow_warming_of_the_room_is_predicted() -> None:
     found = predicted(lambda minute: 80.0 + 0.2 * minute, 0.0)
     assert found["rate"] == pytest.approx(0.2, rel=0.3)
     assert found["minutes"] == pytest.approx(35.0, rel=0.35)
+
+
+def test_a_gpu_that_is_hot_by_its_own_fault_and_does_not_warm_is_not_the_first() -> None:
+    minutes = np.arange(-60, 0) / 6
+    lines = {f"gpu:n1.{i}": (minutes, 70.0 + 0.3 * minutes) for i in range(11)} | {
+        "gpu:n2.0": (minutes, 0 * minutes + 85)
+    }
+    found = predict([Margin("gpu:n2.0", 85.0, 2.0), *(Margin(f"gpu:n1.{i}", 70.0, 17.0) for i in range(11))], lines)
+    assert (found["gpu"], found["left"]) == ("gpu:n1.0", 17.0)
+    assert found["minutes"] == pytest.approx(17.0 / (0.3 * 11 / 12), rel=0.05)
 
 
 def test_two_points_are_no_line() -> None:
