@@ -19,6 +19,7 @@ from pipeline.model.records import SECOND
 _MEMORY = 600.0
 """s of the mean, and of its age before it counts: several steps of the largest models, and longer than most of their
 evaluations. Chosen."""
+_EVERY = 60 * SECOND  # us between two comparisons of means, which change slowly; chosen
 _LEAST = 8  # members that a cohort needs: half a standard deviation is the error of a median of seven
 _SPREADS, _NORMAL = 8.0, 1.4826
 """Robust standard deviations of its cohort by which it must be below, since members may have unlike work (experts,
@@ -30,8 +31,9 @@ _FEW = 0.05  # share of a cohort that may be below by half as much: more are so 
 class Laggards(State):
     """(N,) by device. least: ln by which one must be below.
 
-    mean: smoothed value, NaN before its first sample.   age: s that are in it.   below: ln by which it is below its
-    cohort; usual: the part of it that a person accepted as normal.
+    mean: smoothed value, NaN before its first sample.   age: s that are in it.   below: ln by which it was below its
+    cohort when they were compared last; usual: the part of it that a person accepted as normal.   far: ln by which it
+    was far below, 0 if it was not.   compared_at: when that was (us).
     """
 
     least: float = 0.08
@@ -40,7 +42,9 @@ class Laggards(State):
     age: Floats = memory(0.0)
     below: Floats = memory(0.0)
     usual: Floats = memory(0.0)
+    far: Floats = memory(0.0)
     last: int = notes(int)
+    compared_at: int = notes(int)
 
     def step(self, value: Floats, groups: NDArray[np.int32], time: int, gate: Bools) -> Floats:
         """Adds a sample of each; returns (N,) ln by which it is below its cohort, 0 where that is usual there.
@@ -55,14 +59,21 @@ class Laggards(State):
         age += np.where(known, passed, 0.0)
         gain = np.maximum(1 - np.exp(-passed / _MEMORY), passed / np.maximum(age, 1.0))
         mean[:] = np.where(known, np.where(np.isfinite(mean), mean + gain * (value - mean), value), mean)
-        level = np.where(known & (age >= _MEMORY), np.log(mean), np.nan)
-        below = grouped_median(level, groups)[0] - level
+        if not 0 <= time - self.compared_at < _EVERY:
+            self.compared_at = time
+            self._compare(np.where(known & (age >= _MEMORY), np.log(mean), np.nan), groups)
+        return np.where(known, self.far[:n], 0.0)
+
+    def _compare(self, level: Floats, groups: NDArray[np.int32]) -> None:
+        """Compares all with their cohorts. level: ln of their means, NaN unknown."""
+        n, below = len(level), grouped_median(level, groups)[0] - level
         np.copyto(self.below[:n], below, where=np.isfinite(below))
-        return _find_few(below - self.usual[:n], groups, self.least)
+        self.far[:n] = _find_few(below - self.usual[:n], groups, self.least)
 
     def accept(self, mask: Bools) -> None:
         """Takes the present value of some devices as normal, until they are reset."""
         self.usual[: len(mask)][mask] = np.maximum(self.below[: len(mask)][mask], 0.0)
+        self.far[: len(mask)][mask] = 0.0
 
 
 def _find_few(below: Floats, groups: NDArray[np.int32], least: float) -> Floats:
