@@ -79,13 +79,18 @@ JobFindings = list[tuple[str, Finding | None]]
 
 def find_pace_cause(now: Mapping[str, float], usual: Mapping[str, float]) -> str:
     """Returns why steps are longer: data if tasks wait for I/O, the network if collectives take the time, the host if
-    tasks of the only node wait for processors, the job if a stage does; else "", as by a power cap or a single rank."""
+    tasks of the only node wait for processors, the job if a stage does.
+
+    Else "", as by a power cap, which makes no collective twice as long, or a single rank.
+    """
     longer = {name: now[name] - usual[name] for name in now}
-    if not longer["step"] >= STILL_SLOWER * usual["step"] or longer["capped"] >= POLICY_SHARE:
+    network = longer["network"] >= _HALF * longer["step"]
+    capped = longer["capped"] >= POLICY_SHARE and not (network and now["network"] >= COLLECTIVES * usual["network"])
+    if capped or not longer["step"] >= STILL_SLOWER * usual["step"]:
         return ""
     if now["io"] >= WAITING and not now["io"] < MORE * usual["io"]:
         return "data"  # a hook books waiting for the slowest loader as communication
-    if longer["network"] >= _HALF * longer["step"]:
+    if network:
         return "network"
     if now["cpu"] >= PRESSED and not now["cpu"] < TIMES * usual["cpu"]:
         return "host"

@@ -361,6 +361,14 @@ def test_a_power_cap_explains_a_slow_job():
     assert findings(change, 420) == []
 
 
+def test_a_power_cap_does_not_explain_collectives_that_take_twice_as_long():
+    def change(tick, values):
+        slow_steps(tick, values, 0.4, 1.5)
+        values["gpu"]["gpu.throttle_reasons"] = np.full(SIZE, 0x4 * (tick >= 200), float)
+
+    assert ("job:7", "page") in levels(findings(change, 420))
+
+
 def test_a_job_without_power_readings_is_never_a_hang():
     def change(tick, values):
         stop_steps(tick, values, 180.0)
