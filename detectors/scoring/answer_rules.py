@@ -65,7 +65,7 @@ ANSWER_RULES: Mapping[str, AnswerRule] = {
     # no link fault: the job or the switch is named, never a port
     "congestion": _rule("ticket", "link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"),
     # hosts
-    "host_contention": _rule("page", _SLOW, "node"),
+    "host_contention": _rule("page", f"{_SLOW} straggler_job", "node"),
     "host_fault": _rule("page", f"memory power host_health {_SLOW} xid {_BLIND}", "node"),
     # what runs out can be replaced in time, if its trend is known
     "memory_leak": _rule("ticket", "host_health", "node"),

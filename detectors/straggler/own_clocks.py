@@ -33,12 +33,13 @@ class OwnClocks(State):
         """Adds a sample of each; returns (N,) ln by which the clock is below its past, 0 where it is not, and the s for
         which it is.
 
-        clock: MHz, NaN without one.   gate: works, has no reason for a lower clock, and may be judged.
+        clock: MHz, NaN without one.   gate: works, has no reason for a lower clock, and may be judged. Under a reason
+        that comes later a fall lasts for as long as the clock is low.
         nodes: number of the node, -1 unknown.   kinds: products (Detector.kinds).
         """
-        none = np.full(len(clock), -1, np.int32)
-        step = self.streams.step(-np.log(np.where(clock > 0, clock, np.nan)), none, time, gate, kinds)
-        at = np.flatnonzero(step.on & ~step.below & gate)
+        value = -np.log(np.where(clock > 0, clock, np.nan))
+        step = self.streams.step(value, np.full(len(clock), -1, np.int32), time, gate, kinds)
+        at = np.flatnonzero(step.on & ~step.below & (gate | (value - step.median >= HARM)))
         at = at[count_near(time - SECOND * step.held[at], nodes[at], AGO) < NODES]
         fallen = np.zeros(len(clock))
         fallen[at] = step.effect[at]

@@ -227,9 +227,9 @@ class StragglerInferred(Detector):
         GPUs are less active than their cohort since they work there."""
         placement = self.placement
         gate = known & self.readings.unexplained(len(known)) & placement.crowded
-        node, kinds = placement.numbers["node"], self.kinds(frame)
-        fallen, lasts = self.own.step(frame["gpu.sm_clock"], gate, node, frame.time, kinds)
-        less = self.always.step(activity, placement.groups, frame.time, known & placement.job_known)
+        clock, time = np.where(known, frame["gpu.sm_clock"], np.nan), frame.time
+        fallen, lasts = self.own.step(clock, gate, placement.numbers["node"], time, self.kinds(frame))
+        less = self.always.step(activity, placement.groups, time, known & placement.job_known)
         return fallen, lasts, less
 
     def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:

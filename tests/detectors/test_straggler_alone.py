@@ -93,6 +93,18 @@ def test_clocks_that_fall_for_five_minutes_do_not_page():
     assert entities(findings(change), "page") == set()
 
 
+def test_a_power_cap_that_begins_later_does_not_end_what_was_found():
+    detector, open_at = at_known_site(StragglerInferred()), {}
+
+    def change(tick, values):
+        low_clocks(NODE, 0.8, 0x4 if 150 <= tick < 200 else 0)(tick, values)
+        if detector.conditions:
+            open_at[tick] = set(detector.conditions)
+
+    findings(change, ticks=260, detector=detector)
+    assert all("node:n1" in open_at.get(tick, ()) for tick in range(130, 260))
+
+
 def test_unknown_event_reasons_excuse_a_clock_without_peers():
     def instant(tick, broken, rng):
         values = site.healthy_values(tick, rng)
