@@ -68,7 +68,7 @@ class Laggards(State):
         """Compares all with their cohorts. level: ln of their means, NaN unknown."""
         n, below = len(level), grouped_median(level, groups)[0] - level
         np.copyto(self.below[:n], below, where=np.isfinite(below))
-        self.far[:n] = _find_few(below - self.usual[:n], groups, self.least)
+        self.far[:n] = _find_few(below - self.usual[:n], groups, self.least, self.far[:n] > 0)
 
     def accept(self, mask: Bools) -> None:
         """Takes the present value of some devices as normal, until they are reset."""
@@ -76,10 +76,13 @@ class Laggards(State):
         self.far[: len(mask)][mask] = 0.0
 
 
-def _find_few(below: Floats, groups: NDArray[np.int32], least: float) -> Floats:
-    """Returns (N,) ln by which a member is far below its cohort, 0 of all others. below: ln, NaN unknown."""
+def _find_few(below: Floats, groups: NDArray[np.int32], least: float, before: Bools) -> Floats:
+    """Returns (N,) ln by which a member is far below its cohort, 0 of all others.
+
+    below: ln, NaN unknown.   before: was far below; so it stays until it is less than half as far as is needed.
+    """
     spread, members = grouped_median(np.abs(below), groups)
     limit = np.fmax(least, _SPREADS * _NORMAL * spread)
     near = np.bincount(groups[below >= limit / 2], minlength=int(groups.max(initial=-1)) + 2)[groups]
     few = (members >= _LEAST) & (near <= np.maximum(1, _FEW * members))
-    return np.where((below >= limit) & few, below, 0.0)
+    return np.where((below >= np.where(before, limit / 2, limit)) & few, below, 0.0)
