@@ -75,7 +75,7 @@ class Split(Because):
 
 
 class Reloaded(Strict):
-    """The body of audit/reloads: a service read its configuration again. reason: the changed keys, or why not."""
+    """The body of audit/reloads: a service read its configuration again. reason: changed keys with values, or why."""
 
     source: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
     reason: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.receiver_names import check_receivers
 from pipeline.config import files
+from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import compare_configs, flatten
 from pipeline.config.sections import PREFIX, Config, load_config
 from pipeline.config.settings import build_section
@@ -20,14 +20,13 @@ SHOWN = ("key", "value", "from")
 COMPARED = ("key", "here", "there")
 CHECKED = ("file", "state", "found")
 DEFAULT = "default"
-HIDDEN = "(hidden)"
 
 
 def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     """Returns the rows of a verb and their columns. Raises ConfigError about a configuration that is wrong."""
     if given.verb == "diff":
         found = compare_configs(load_config(given.config), load_config(given.other))
-        return [{name: hide_login(value) for name, value in row.items()} for row in found], COMPARED
+        return [{name: hide_addresses(value) for name, value in row.items()} for row in found], COMPARED
     environ = dict(os.environ)
     if given.verb == "show":
         if given.node:
@@ -67,19 +66,8 @@ def show_config(config: Config, path: str | None, environ: Mapping[str, str]) ->
         for where, table in layers:
             origin = where if _is_set(table, key) else origin
         variable = next((name for k, name in variables.items() if key == k or key.startswith((f"{k}.", f"{k}["))), None)
-        rows.append({"key": key, "value": hide_login(value), "from": variable or origin})
+        rows.append({"key": key, "value": hide_addresses(value), "from": variable or origin})
     return rows
-
-
-def hide_login(value: Any) -> Any:
-    """Returns a value without the user, password and query of an address: people paste what is shown into tickets."""
-    if isinstance(value, list):
-        return [hide_login(one) for one in value]
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    scheme, _, rest = value.partition("://")
-    rest = HIDDEN + "@" + rest.rpartition("@")[2] if "@" in rest else rest
-    return f"{scheme}://{re.sub(r'[?#].*', f'?{HIDDEN}', rest, flags=re.DOTALL)}"
 
 
 def _is_set(table: Mapping[str, Any], key: str) -> bool:

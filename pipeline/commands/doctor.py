@@ -23,7 +23,7 @@ from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
 from pipeline.config.sections import Config
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, NoAnswer, Unreachable
+from pipeline.model.errors import FleetpulseError, HeldStore, NoAnswer, Unreachable
 from pipeline.runtime import private_files
 from pipeline.runtime.systemd import UNIT_FOLDER
 from pipeline.transport import segments
@@ -392,9 +392,6 @@ def _find_holder(path: Path) -> str | None:
             schema.check_version(connection)
     except duckdb.Error as error:
         raise database.explain_error(path, error) from error
-    except Unreachable as error:
-        if "lock on file" not in str(error):
-            raise
-        owner = re.search(r"PID (\d+)", str(error))
-        return f"process {owner[1]}" if owner else "another process"
+    except HeldStore as error:
+        return error.holder
     return None

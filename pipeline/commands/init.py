@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.config.sections import Config
-from pipeline.model.errors import Unreachable, UsageError
+from pipeline.model.errors import HeldStore, UsageError
 from pipeline.runtime import private_files
 
 
@@ -65,20 +65,13 @@ def _tokens(path: Path, print_line: Callable[[str], None]) -> None:
     print_line(f"tokens: {path} created, for {' and '.join(tokens.INITIAL_USERS)}")
 
 
-def _find_holder(error: Unreachable) -> str:
-    """Returns `process N has it open`, without the advice to stop it: `init` may run beside a pipeline."""
-    return str(error).partition(";")[0].rpartition(": ")[2]
-
-
 def _store(config: Config, print_line: Callable[[str], None]) -> None:
     from pipeline.store.database import Database
 
     path, known = config.store.path, config.store.path.exists()
     try:
         Database(path, config.store.memory_limit, keep_older=config.store.migration_backup).close()
-    except Unreachable as error:
-        if "lock on file" not in str(error):
-            raise
-        print_line(f"store: {path} already exists; {_find_holder(error)}")
+    except HeldStore as error:  # by a pipeline that runs, which is no reason to stop it
+        print_line(f"store: {path} already exists; {error.holder} has it open")
         return
     print_line(f"store: {path} {'already exists; its schema is current' if known else 'created'}")

@@ -11,32 +11,28 @@ import io
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from pipeline.commands.arguments import read_version
+from pipeline.config.addresses import HIDDEN, hide_addresses, hide_in_text
 from pipeline.config.changes import flatten
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, UsageError
 from pipeline.runtime.private_files import list_secret_files, open_private
 
-HIDDEN = "(hidden)"
 UNITS = ("agent", "gateway", "pipeline", "dashboard", "executor")
 LOG_LINES = "2000"
 ANSWERS = {"readyz": "/readyz", "detectors": "/api/v1/detectors", "quality": "/api/v1/quality"}
 MIN_SECRET = 6
 """Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
-_URL = re.compile(r"(\w[\w+.-]*://)((?:\\\\|[^\s'\"<>\\])*)")
-_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^][:@]+)(?::[0-9]*)?")
-"""An authority without a user; anything else may be half of a password that has a slash."""
 
 
 def write_support(config: Config, target: Path, doctor: str) -> list[str]:
@@ -138,39 +134,16 @@ def find_secrets(config: Config) -> list[str]:
 
 def _find_passwords(value: Any) -> Iterator[str]:
     """Yields what stands between the scheme and the last @ of an address, after its first colon if it has one."""
-    for one in value if isinstance(value, list) else (value,):
-        if isinstance(one, str) and "://" in one and "@" in one:
-            name, _, password = one.partition("://")[2].rpartition("@")[0].partition(":")
-            yield from (password or name, unquote(password or name))
-
-
-def hide_addresses(value: Any) -> Any:
-    """Returns a value of the configuration; an address, which may contain quotes and spaces, without its secrets."""
-    if isinstance(value, list):
-        return [hide_addresses(one) for one in value]
-    if isinstance(value, str) and (found := re.fullmatch(r"(\w[\w+.-]*://)(.*)", value, re.DOTALL)):
-        return found[1] + _hide_rest(found[2])
-    return value
+    if isinstance(value, (list, Mapping)):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _find_passwords(one)
+    elif isinstance(value, str) and "://" in value and "@" in value:
+        name, _, password = value.partition("://")[2].rpartition("@")[0].partition(":")
+        yield from (password or name, unquote(password or name))
 
 
 def hide(text: str, secrets: list[str]) -> str:
     """Returns the text without secrets, and addresses without user, path and query, in which services have keys."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
-    return _URL.sub(_hide_address, text)
-
-
-def _hide_address(found: re.Match[str]) -> str:
-    rest = found[2].rstrip(".,;:)]}") if not found[2].endswith(("]", HIDDEN)) else found[2]
-    return found[1] + _hide_rest(rest) + found[2][len(rest) :]
-
-
-def _hide_rest(rest: str) -> str:
-    """Returns the host of an address without its scheme, and whether more followed; if in doubt not even the host."""
-    if not rest:
-        return rest
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    below, host = rest[len(authority) :], authority.rpartition("@")[2]
-    if "@" in below or not _HOST.fullmatch(host):
-        return HIDDEN
-    return host + (f"/{HIDDEN}" if below not in ("", "/") else "")
+    return hide_in_text(text)

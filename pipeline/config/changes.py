@@ -7,8 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.addresses import hide_addresses
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
+
+_LONGEST = 60
+"""Characters of a value in a record. Chosen: ten keys with both values fit into a reason of the audit."""
 
 
 def compare_configs(here: Config, there: Config) -> Sequence[Mapping[str, Any]]:
@@ -43,12 +47,19 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 
-def list_changed_keys(before: Config, after: Config, fixed: Sequence[str], service: str) -> list[str]:
-    """Returns the keys that a reload changes. Raises UsageError if one of `fixed`, which need a restart, is among them.
+def list_changes(before: Config, after: Config, fixed: Sequence[str], service: str) -> list[str]:
+    """Returns each key that a reload changes with both values: `budget.days: 28.0 -> 3.0`. Of addresses the host.
 
-    A reload goes on with the same files and names: with other ones it would be another service.
+    Raises UsageError if one of `fixed`, which need a restart, is among them: a reload goes on with the same files and
+    names; with other ones it would be another service.
     """
-    changed = [str(row["key"]) for row in compare_configs(before, after)]
-    if refused := [key for key in changed if key in fixed]:
+    changed = compare_configs(before, after)
+    if refused := [str(row["key"]) for row in changed if row["key"] in fixed]:
         raise UsageError(f"{after.source}: {', '.join(refused)} changed: restart the {service} for that")
-    return changed
+    return [f"{row['key']}: {_show(row['here'])} -> {_show(row['there'])}" for row in changed]
+
+
+def _show(value: Any) -> str:
+    """Returns a value as people may see it, cut to _LONGEST; that of a key which one side lacks is `none`."""
+    text = "none" if value is None else str(hide_addresses(value))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

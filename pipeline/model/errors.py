@@ -6,6 +6,7 @@ FleetpulseError
     InvalidQuery        SQL that the database cannot run            exit 2
   Unreachable         a dependency does not respond               exit 3
     DamagedStore      the store's file or its log is damaged      exit 3
+    HeldStore         another process has it open; has `holder`   exit 3
   Refused             a guard or the sandbox refused              exit 4
     NotAllowed        who asks lacks the right                  exit 4
     OverLimit         above a stated limit                        exit 4
@@ -51,6 +52,14 @@ class Unreachable(FleetpulseError):  # noqa: N818 - reads as the state it names
 
 class DamagedStore(Unreachable):
     """The store's file or its write-ahead log is damaged."""
+
+
+class HeldStore(Unreachable):
+    """Another process has the store open for writing; `holder` names it, such as `process 4711`."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class NoAnswer(Unreachable):

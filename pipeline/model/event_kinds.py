@@ -38,7 +38,7 @@ class EventKind:
 _KINDS = (
     EventKind("inventory", "node", "Which entities there are, with parents and attributes: at start, on change and hourly", ("entities",), "every collector"),
     EventKind("collector", "node", "A collector's state changed", ("collector", "state", "reason"), "agent"),
-    EventKind("configuration", "node", "The agent read its configuration again after SIGHUP: the changed keys, or why it was refused", ("outcome", "reason"), "agent"),
+    EventKind("configuration", "node", "The agent read its configuration again after SIGHUP: the changed keys with values, or why it was refused", ("outcome", "reason"), "agent"),
     EventKind("gap", "node", "Messages were lost before they could be sent", ("topic", "epoch", "first", "next", "cause"), "agent"),
     EventKind("disk_slow", "node", "Messages wait long for the disk of the agent's spool, or no longer do (state cleared)", ("state", "since", "seconds", "waiting", "lost"), "agent"),
     EventKind("counter_reset", "any", "Counters of a device went back: they begin a new generation", ("signals",), "agent"),

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn
 
-from pipeline.config.changes import list_changed_keys
+from pipeline.config.addresses import hide_in_text
+from pipeline.config.changes import list_changes
 from pipeline.config.sections import Config
 from pipeline.model.errors import FleetpulseError
 
@@ -30,7 +31,7 @@ _SHOWN = 10  # keys that are named in a record
 class Reload:
     """Answers SIGHUP. `poll` is called by the loop; a wrong configuration changes nothing. For the main thread.
 
-    record: gets outcome and reason (the changed keys, or why it was refused).   log: gets one line per SIGHUP.
+    record: gets outcome and reason (changed keys with values, or why it was refused).   log: gets one line per SIGHUP.
     fixed: keys that need a restart.   accepted: whether the loop was stopped to start again.
     """
 
@@ -59,16 +60,17 @@ class Reload:
             return self.accepted
         self._asked = False
         try:
-            changed = list_changed_keys(self._config, self._load(), self._fixed, self._service)
+            changed = list_changes(self._config, self._load(), self._fixed, self._service)
         except FleetpulseError as error:
-            self._log(f"configuration not reloaded, nothing changed: {error}")
-            self._record("refused", str(error))
+            why = hide_in_text(str(error))
+            self._log(f"configuration not reloaded, nothing changed: {why}")
+            self._record("refused", why)
             return False
         if not changed:
             self._log("configuration reloaded: nothing changed")
             return False
         more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-        keys = ", ".join(changed[:_SHOWN]) + more
+        keys = "; ".join(changed[:_SHOWN]) + more
         self._record("done", keys)
         self._log(f"configuration reloaded: {keys}; starting again")
         self.accepted = True

@@ -30,7 +30,15 @@ from pathlib import Path
 
 import duckdb
 
-from pipeline.model.errors import DamagedStore, FleetpulseError, Retryable, Unreachable, UsageError, WireError
+from pipeline.model.errors import (
+    DamagedStore,
+    FleetpulseError,
+    HeldStore,
+    Retryable,
+    Unreachable,
+    UsageError,
+    WireError,
+)
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.runtime import private_files
 from pipeline.store import backup, history_files, schema
@@ -63,10 +71,10 @@ def explain_error(path: Path, error: Exception) -> FleetpulseError:
     if "lock on file" in text:
         holder = re.search(r"PID (\d+)", text)
         owner = f"process {holder[1]}" if holder else "another process"
-        return Unreachable(
-            f"store {path}: {owner} has it open; is another 'fleetpulse pipeline' running on it? Stop it, or set "
-            f"another [store] path ({text})"
+        said = (
+            f"{owner} has it open; is another 'fleetpulse pipeline' running on it? Stop it, or set another [store] path"
         )
+        return HeldStore(f"store {path}: {said} ({text})", owner)
     if "No space left" in text or "Disk quota" in text:
         return Unreachable(f"store {path}: its disk is full; free space: df -h {path.parent} ({text})")
     if "Permission denied" in text or "Read-only file system" in text:

@@ -78,7 +78,7 @@ def test_a_reload_is_a_new_start_in_the_same_process_with_an_event_and_without_a
     assert running.process.wait(10) == 0  # the same process ended, so it went on
     messages, gaps = drain(running.spool)
     assert gaps == []
-    assert read_reloads((messages, gaps)) == [{"outcome": "done", "reason": "agent.interval"}]
+    assert read_reloads((messages, gaps)) == [{"outcome": "done", "reason": "agent.interval: 0.2 -> 0.1"}]
     batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
     times = [tick.times[0] for batch in batches for tick in split_ticks([batch])]
     assert times == sorted(times)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pipeline.commands.arguments import build_parser
-from pipeline.commands.configuration import hide_login, run_config
+from pipeline.commands.configuration import run_config
 from pipeline.config import files
-from pipeline.config.changes import list_changed_keys
+from pipeline.config.changes import list_changes
 from pipeline.config.sections import load_config
 from pipeline.model.errors import ConfigError, UsageError
 from tests.until import until
@@ -164,15 +164,19 @@ def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkey
     assert "api.host" not in found
 
 
-def test_show_and_diff_leave_out_logins_and_queries_of_addresses(main: Path, tmp_path: Path) -> None:
+def test_show_and_diff_show_the_hosts_of_addresses_alone(main: Path, tmp_path: Path) -> None:
+    """Slack's, Teams' and PagerDuty's addresses have the key in the path. Tables in lists have addresses too."""
     other = tmp_path / "other.toml"
-    address = "https://user:p@ss/word@hooks.example/a?token=key"
-    other.write_text(f'[[notify.webhooks]]\nname = "w"\nurl = "{address}"\n')
+    hook = '[[notify.webhooks]]\nname = "w"\nurl = "https://hooks.slack.com/services/T0/B0/key"\n'
+    bmc = '[[collector.redfish.bmcs]]\nname = "b"\nurl = "https://ada:key@bmc.example/redfish"\n'
+    other.write_text(hook + bmc)
     shown = {row["key"]: row["value"] for row in rows("show", "--config", str(other))}
-    assert shown["notify.webhooks[0].url"] == "https://(hidden)@hooks.example/a?(hidden)"
+    assert shown["notify.webhooks[0].url"] == "https://hooks.slack.com/(hidden)"
+    assert shown["collector.redfish.bmcs"] == [{"name": "b", "url": "https://bmc.example/(hidden)"}]
     differing = {row["key"]: row["there"] for row in rows("diff", str(other), "--config", str(main))}
     assert differing["notify.webhooks[0].url"] == shown["notify.webhooks[0].url"]
-    assert hide_login("http://h:1/a") == "http://h:1/a"
+    said = str([*shown.values(), *differing.values()])
+    assert [part for part in ("T0/B0", "ada") if part in said] == []
 
 
 def test_show_without_a_flag_lists_every_key_and_with_changed_only_those_that_are_set(main: Path) -> None:
@@ -192,7 +196,19 @@ def test_a_reload_cannot_move_the_store(main: Path, tmp_path: Path) -> None:
     before = load_config(main)
     drop_in(main, "50.toml", f'[store]\npath = "{tmp_path}/other.duckdb"\n')
     with pytest.raises(UsageError, match=r"store.path changed: restart"):
-        list_changed_keys(before, load_config(main), ["store.path"], "pipeline")
+        list_changes(before, load_config(main), ["store.path"], "pipeline")
+
+
+def test_a_reload_names_the_changed_keys_with_both_values_and_no_secret(main: Path) -> None:
+    before = load_config(main)
+    drop_in(main, "50.toml", '[budget]\ndays = 3\n[[notify.webhooks]]\nname = "w"\nurl = "https://h.example/s3cret"\n')
+    changes = list_changes(before, load_config(main), ["store.path"], "pipeline")
+    assert f"budget.days: {before.budget.days} -> 3.0" in changes
+    assert "notify.webhooks[0].url: none -> https://h.example/(hidden)" in changes
+    assert "s3cret" not in str(changes)
+    drop_in(main, "60.toml", f'[notify]\nexternal_url = "https://{"a" * 80}.example"\n')
+    (long,) = [one for one in list_changes(before, load_config(main), [], "") if "external_url" in one]
+    assert len(long) < 100
 
 
 @pytest.mark.slow
@@ -231,7 +247,7 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
         env=environ,
     )
     found = [tuple(row.values()) for row in json.loads(ran.stdout)]
-    assert found[-1] == ("SIGHUP", "budget.days", "done")
+    assert found[-1] == ("SIGHUP", "budget.days: 28.0 -> 3.0", "done")
     assert "did you mean 'days'?" in found[0][1]
     assert found[0][2] == "refused"
 

@@ -17,10 +17,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from pipeline.commands import doctor
+from pipeline.commands import doctor, init
 from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Api, Config, Spool, Store
-from pipeline.model.errors import Unreachable
+from pipeline.model.errors import HeldStore, Unreachable
+from pipeline.store.database import explain_error
 
 
 @pytest.fixture
@@ -103,9 +104,19 @@ def test_a_store_locked_by_another_process_is_ok_and_the_process_is_named(config
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
         found = doctor.store(config)
+        said: list[str] = []
+        init.initialize(config, said.append)
         other.communicate("\n")
     assert found.state == "ok"
     assert f"held by process {other.pid}" in found.found
+    assert f"store: {config.store.path} already exists; process {other.pid} has it open" in said
+
+
+@pytest.mark.parametrize(("said", "holder"), [(" (PID 4711)", "process 4711"), ("", "another process")])
+def test_who_holds_a_store_is_a_field_of_the_error_and_not_read_from_its_text(said: str, holder: str) -> None:
+    error = explain_error(Path("s.duckdb"), duckdb.IOException(f"Could not set lock on file: Conflicting lock{said}"))
+    assert isinstance(error, HeldStore)
+    assert error.holder == holder
 
 
 def test_an_unlocked_store_is_ok(config: Config) -> None:
