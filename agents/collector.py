@@ -60,7 +60,8 @@ class Collector(ABC):
     process. remote: whether it reports devices beyond this node (a BMC, a switch, a job), which are not named after the
     node. settling: seconds after the start within which the first values arrive; `fleetpulse once` waits that long for
     them. partial: whether a read covers only some of its entities. Changes of the entities are then reported only by
-    `inventory_changed`.
+    `inventory_changed`. exclusive: whether only one process of a host can read it, as it binds a socket: beside a
+    running agent `fleetpulse doctor` reports the agent's state of it.
     """
 
     name: ClassVar[str]
@@ -70,6 +71,7 @@ class Collector(ABC):
     lane: ClassVar[str] = "node"
     remote: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    exclusive: ClassVar[bool] = False
     settling: ClassVar[float] = 0.0
     interval: float = 1.0
     deadline: float = 5.0

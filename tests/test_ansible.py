@@ -14,6 +14,7 @@ import jinja2
 import pytest
 import yaml
 
+from pipeline.commands.setup_receiver import find_secret_file
 from pipeline.config.sections import load_config
 from tests.parts import do_without
 
@@ -53,7 +54,22 @@ def test_the_configuration_that_the_role_writes_is_valid(values: dict[str, Any],
     config = load_config(path, {})
     assert config.kafka.bootstrap_servers == values["fleetpulse_kafka"]
     assert config.kafka.username == values.get("fleetpulse_kafka_username", "")
-    assert len(config.notify.webhooks) == int("fleetpulse_webhook" in values)
+    hooks = [str(hook.url_file) for hook in config.notify.webhooks]
+    assert hooks == ["/run/credentials/fleetpulse-pipeline.service/on-call.secret"] * ("fleetpulse_webhook" in values)
+
+
+def test_the_address_of_the_webhook_is_private_on_the_server_and_absent_on_nodes() -> None:
+    """Its path may be a key. The unit gets a copy, of the file that setup writes too."""
+    address = "https://hooks.example/key"
+    assert "key" not in render(fleetpulse_kind="server", fleetpulse_webhook=address)
+    assert "notify" not in render(fleetpulse_webhook=address)
+    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
+    (task,) = [t for t in tasks if "fleetpulse_webhook" in str(t.get("ansible.builtin.copy"))]
+    written = task["ansible.builtin.copy"]
+    assert (written["dest"], written["mode"]) == (str(find_secret_file(Path("/etc/fleetpulse/f.toml"))), "0600")
+    assert "fleetpulse_kind == 'server'" in task["when"]
+    credentials = (ROLE / "tasks" / "credentials.yml").read_text()
+    assert f"LoadCredential={Path(written['dest']).name}:{written['dest']}" in credentials
 
 
 def test_every_variable_has_a_default() -> None:

@@ -217,8 +217,10 @@ def prepare_collector_checks(config: Config) -> Callable[[Config], list[Check]]:
 def check_agent(config: Config) -> Check:
     """Whether the agent of this node runs: it writes a status every 10 s. If it only holds its spool, it hangs."""
     written = next((age for path in status_file.status_paths(config) if (age := _file_age(path)) is not None), None)
-    lock_age = _lock_age(config)
-    if lock_age is None:
+    lock, lock_age = _read_lock(config)
+    if lock == "unknown" and written is not None and written <= status_file.STALE_S:
+        return Check("agent", "ok", f"wrote its status {written:.0f} s ago")
+    if lock != "held":
         if written is None:
             return Check("agent", "info", "no agent has run here")
         remedy = "systemctl start fleetpulse-agent  # or: fleetpulse agent"
@@ -238,26 +240,58 @@ def _file_age(path: Path) -> float | None:
         return None
 
 
-def _lock_age(config: Config) -> float | None:
-    """Age (s) of the lock of this node's spool, if a process holds it; else None."""
-    for lock in (config.spool.directory / quote(config.agent.node, safe="")).glob("*/lock"):
+def _read_lock(config: Config) -> tuple[Literal["held", "free", "unknown"], float]:
+    """Whether a process holds this node's spool, and the age (s) of its lock; unknown: this user may not see it."""
+    folder = config.spool.directory / quote(config.agent.node, safe="")
+    try:
+        locks = [folder / stream / "lock" for stream in os.listdir(folder)]
+    except OSError as error:
+        return ("unknown" if isinstance(error, PermissionError) else "free"), 0.0
+    found: Literal["free", "unknown"] = "free"
+    for lock in locks:
         try:
             with lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _file_age(lock)
+            return "held", _file_age(lock) or 0.0
+        except PermissionError:
+            found = "unknown"
         except OSError:
-            continue  # not readable for this user: the check of the spool reports that
-    return None
+            continue  # no stream
+    return found, 0.0
 
 
 def check_collectors(config: Config, chosen: Sequence[Collector] | None = None) -> list[Check]:
     """One check per collector, then privileges for a part of a collector's signals, then the clock."""
-    reports = read_once(config, chosen)
-    checks = [check_report(report) for report in reports]
+    if chosen is None:
+        chosen = configured_collectors(config.collector, config.source, config.agent.collectors)
+    held = check_held(config, [collector.name for collector in chosen if collector.exclusive])
+    taken = {check.name for check in held}
+    reports = read_once(config, [collector for collector in chosen if f"collector {collector.name}" not in taken])
+    checks = held + [check_report(report) for report in reports]
     reported = {c.name for c in checks if c.state != "ok"}
     checks += [check for check in check_privileges(reports) if check.name not in reported]
     return checks + check_clock(reports)
+
+
+def check_held(config: Config, exclusive: Sequence[str]) -> list[Check]:
+    """The checks of collectors that the agent of this host has to itself, by its status; none if it does not run."""
+    try:
+        states = status_file.read_status(config).collectors
+    except status_file.NoStatus:  # it starts, hangs, or does not run
+        if _read_lock(config)[0] != "held":
+            return []
+        states = {}
+    return [_check_state(f"collector {name}", *states.get(name, ("", ""))) for name in exclusive]
+
+
+def _check_state(name: str, state: str, reason: str) -> Check:
+    found = ": ".join(part for part in ("read by the agent of this host, which runs", state, reason) if part)
+    if state in ("", "starting", "ok"):
+        return Check(name, "ok", found)
+    absent = state == "no data"
+    meaning = "nothing to measure on this host" if absent else "its telemetry of this node is missing"
+    return Check(name, "info" if absent else "fail", found, meaning, "" if absent else "journalctl -u fleetpulse-agent")
 
 
 def check_report(report: CollectorReport) -> Check:

@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.commands import doctor_senders
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
+from pipeline.config.changes import compare_configs
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, HeldStore, NoAnswer, Unreachable
@@ -35,6 +36,7 @@ ANSWER_S = 10.0
 """Longest wait for the disk (s). Chosen."""
 SHOWN = 3
 """Problems that are named; more are counted."""
+SETUP = "fleetpulse setup"
 
 
 def disk_speed(config: Config, answer_s: float = ANSWER_S, synced: Callable[[int], object] = os.fsync) -> Check:
@@ -126,8 +128,21 @@ def python_version(config: Config, version: tuple[int, ...] = sys.version_info[:
 
 
 def configuration(config: Config) -> Check:
-    """Reports which configuration file is used; it was already read."""
+    """Reports which configuration file is used, which was already read; and a packaged host that nobody has set up."""
+    if _lacks_setup(config):
+        meaning = "its site, brokers and GPUs are not known, and no path is that of the units"
+        return Check("configuration", "warn", f"{config.source}: no key is set", meaning, SETUP)
     return Check("configuration", "ok", config.source)
+
+
+def _lacks_setup(config: Config) -> bool:
+    """Returns whether a package is installed and every key has its default."""
+    return UNIT_FOLDER.is_dir() and not compare_configs(config, Config())
+
+
+def _suggest_start(config: Config, fix: str) -> str:
+    """Returns the fix of what no one has started or created yet; before a packaged host is set up, to set it up."""
+    return SETUP if _lacks_setup(config) else fix
 
 
 def package_names(config: Config, claims: Mapping[str, Sequence[str]] | None = None) -> Check:
@@ -150,7 +165,8 @@ def store(config: Config) -> Check:
         meaning = "the pipeline cannot store anything"
         return Check("store", "fail", place, meaning, f"mkdir -p {path.parent} && chown $USER {path.parent}")
     if not path.exists():
-        return Check("store", "warn", f"{path} does not exist yet", "nothing was stored here so far", "fleetpulse init")
+        fix = _suggest_start(config, "fleetpulse init")
+        return Check("store", "warn", f"{path} does not exist yet", "nothing was stored here so far", fix)
     try:
         holder = _find_holder(path)
     except FleetpulseError as error:
@@ -168,7 +184,13 @@ def spool(config: Config) -> Check:
         return Check("spool", "fail", place, meaning, f"mkdir -p {directory} && chown $USER {directory}")
     if not directory.exists():
         fix = "systemctl enable --now fleetpulse-agent" if UNIT_FOLDER.is_dir() else "fleetpulse init"
-        return Check("spool", "warn", f"{directory} does not exist yet", "no agent has run here so far", fix)
+        return Check(
+            "spool",
+            "warn",
+            f"{directory} does not exist yet",
+            "no agent has run here so far",
+            _suggest_start(config, fix),
+        )
     nodes = sum(1 for entry in directory.iterdir() if entry.is_dir())
     return Check("spool", "ok", f"{directory}, {nodes} node{'' if nodes == 1 else 's'}")
 
@@ -243,7 +265,7 @@ def api(config: Config) -> Check:
         if is_node():
             return Check("api", "info", "no pipeline on this host; a node needs none")
         fix = "systemctl enable --now fleetpulse-pipeline" if UNIT_FOLDER.is_dir() else "fleetpulse pipeline"
-        return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", fix)
+        return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", _suggest_start(config, fix))
     if status == 200:
         return Check("api", "ok", f"{client.base_url(config)} is ready")
     if status in (401, 403):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.api import tokens
-from pipeline.commands import units
+from pipeline.commands import setup_receiver, units
 from pipeline.commands.site_arguments import ROLES
 from pipeline.config import files
 from pipeline.config.sections import Config
@@ -34,8 +34,8 @@ class Answers:
     packaged: bool
 
 
-def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None) -> list[str]:
-    """Writes the configuration and, on a server, tokens. Returns the lines to print.
+def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None, etc: Path = Path("/etc")) -> list[str]:
+    """Writes the configuration and, on a server, tokens and the secret of a receiver. Returns the lines to print.
 
     Raises Refused if a configuration exists, UsageError or ConfigError for an answer that cannot work.
     """
@@ -45,9 +45,14 @@ def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None)
     _check_target(path, given.replace)
     answers = ask_all(given, ask, has_units)
     token_file = path.parent / "tokens" if answers.role != "node" else None
-    text = write_text(answers, token_file)
+    receiver = setup_receiver.parse_receiver(answers.webhook) if answers.webhook else None
+    secret = setup_receiver.find_secret_file(path)
+    shown = setup_receiver.find_copy(secret) if has_units else secret
+    text = write_text(answers, token_file, receiver.write_lines(shown) if receiver else [])
     _check_text(text, path)
     said = _write(path, text)
+    if receiver is not None:
+        said += setup_receiver.write_secret(receiver, secret, etc if has_units else None)
     if token_file is not None and not token_file.exists():
         tokens.create_token_file(token_file)
         said.append(f"tokens: {token_file} written, for {' and '.join(tokens.INITIAL_USERS)}")
@@ -73,18 +78,13 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     webhook = "" if role == "node" else answer(given.webhook, "5/5 Webhook for alerts, empty: none", "")
     if not gpus.isdecimal():
         raise UsageError(f"setup: GPUs {gpus!r}: expected a number, such as 8")
-    if {"@", "?"} & set(webhook):
-        raise UsageError(
-            "setup: the webhook has a login or a query, which may be secret, and all users read the configuration: "
-            "see url_file in docs/receivers.md"
-        )
     if role != "one-host" and not kafka:
         raise UsageError(f"setup: a {role} needs Kafka: expected --kafka host:port; without it: --role one-host")
     return Answers(role, site, kafka, int(gpus), webhook, packaged)
 
 
-def write_text(answers: Answers, token_file: Path | None) -> str:
-    """Returns the configuration as TOML. JSON's strings are TOML's."""
+def write_text(answers: Answers, token_file: Path | None, receiver: Sequence[str]) -> str:
+    """Returns the configuration as TOML; receiver: lines of that of alerts. JSON's strings are TOML's."""
     lines = ["# Written by `fleetpulse setup`. Every key: docs/configuration.md", "[site]"]
     lines.append(f"name = {json.dumps(answers.site)}")
     if answers.kafka:
@@ -97,9 +97,7 @@ def write_text(answers: Answers, token_file: Path | None) -> str:
         lines += ["[api]", f"token_file = {json.dumps(str(token_file.absolute()))}"]
     if answers.gpus:
         lines += ["[collector.pci]", f"gpus_expected = {answers.gpus}"]
-    if answers.webhook:
-        lines += ["[[notify.webhooks]]", 'name = "on-call"', f"url = {json.dumps(answers.webhook)}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *receiver]) + "\n"
 
 
 def next_commands(answers: Answers, path: Path, installed: str | None = None) -> list[str]:

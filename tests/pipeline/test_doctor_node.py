@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import pwd
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fleetpulse
 from pipeline.commands import doctor
+from pipeline.commands.next_steps import suggest_next
 from pipeline.config.sections import Api, Config, Spool, load_config, state_directory
+from pipeline.model.errors import Unreachable
 from tests.daemons import free_ports
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -37,6 +42,46 @@ def test_the_fix_for_a_missing_spool_fits_the_installation(
 ) -> None:
     monkeypatch.setattr(doctor, "UNIT_FOLDER", tmp_path if installed else tmp_path / "none")
     assert doctor.spool(node).fix == fix
+
+
+@pytest.fixture
+def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
+    """A host with a package whose file has no key; nothing runs there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(doctor, "UNIT_FOLDER", tmp_path)
+
+    def no_answer(config: Config, route: str) -> tuple[int, object]:
+        raise Unreachable("the API does not answer")
+
+    monkeypatch.setattr(doctor.client, "get", no_answer)
+    file = tmp_path / "fleetpulse.toml"
+    file.write_text((ROOT / "deploy/packages/fleetpulse.toml").read_text())
+    return load_config(file, {})
+
+
+CREATED = (doctor.configuration, doctor.store, doctor.spool, doctor.api)
+
+
+def test_on_a_packaged_host_without_a_configuration_doctor_says_setup_and_says_it_once(unconfigured: Config) -> None:
+    """`init` there would make a store in the home of the person, and the units would not find it."""
+    found = [check(unconfigured) for check in CREATED]
+    assert {(check.state, check.fix) for check in found} == {("warn", "fleetpulse setup")}
+    assert suggest_next(unconfigured, found)[1:] == ["    1. configuration: fleetpulse setup"]
+
+
+def test_after_setup_doctor_says_what_is_next_and_without_a_package_init(
+    unconfigured: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    configured = replace(unconfigured, site=replace(unconfigured.site, name="east"))
+    assert [check(configured).fix for check in CREATED] == [
+        *("", "fleetpulse init"),
+        *("systemctl enable --now fleetpulse-agent", "systemctl enable --now fleetpulse-pipeline"),
+    ]
+    monkeypatch.setattr(doctor, "UNIT_FOLDER", tmp_path / "none")
+    assert [check(unconfigured).fix for check in CREATED] == [
+        *("", "fleetpulse init"),
+        *("fleetpulse init", "fleetpulse pipeline"),
+    ]
 
 
 def test_a_user_without_a_home_keeps_state_where_its_unit_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from pipeline.commands.arguments import build_parser
 from pipeline.commands.checks import Check
+from pipeline.commands.configuration import show_config
 from pipeline.commands.next_steps import suggest_next, wait_until_sound
 from pipeline.commands.setup import run_setup
-from pipeline.commands.support import HIDDEN, collect, find_secrets, hide, hide_addresses, write_support
+from pipeline.commands.support import collect, find_secrets, hide, write_support
+from pipeline.config.addresses import HIDDEN, hide_addresses
 from pipeline.config.sections import Config, load_config
 from pipeline.model.errors import ConfigError, Refused, UsageError
 
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def set_up(path: Path, *words: str, answers: str = "", packaged: bool = True) -> list[str]:
     given = build_parser().parse_args(["setup", "--config", str(path), *words])
     lines = io.StringIO(answers)
-    return run_setup(given, lambda question: lines.readline(), packaged)
+    return run_setup(given, lambda question: lines.readline(), packaged, path.parent)
 
 
 def test_five_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Path) -> None:
@@ -37,7 +39,10 @@ def test_five_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Pat
     assert (config.site.name, config.pipeline.transport) == ("east", "kafka")
     assert config.kafka.bootstrap_servers == "k1:9092,k2:9092"
     assert config.collector["pci"]["gpus_expected"] == 8
-    assert config.notify.webhooks[0].url == "https://alerts.example/hook"
+    copy = Path("/run/credentials/fleetpulse-pipeline.service/on-call.secret")
+    assert (config.notify.webhooks[0].url, config.notify.webhooks[0].url_file) == ("", copy)
+    drop_in = path.parent / "systemd/system/fleetpulse-pipeline.service.d/on-call.conf"
+    assert drop_in.read_text() == f"[Service]\nLoadCredential=on-call.secret:{path.parent}/on-call.secret\n"
     assert config.api.token_file == path.parent / "tokens"
     assert (path.parent / "tokens").stat().st_mode & 0o777 == 0o600
     assert said[said.index("Next:") + 1 :] == [
@@ -82,10 +87,53 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("address", ["user:pw@alerts.example/hook", "alerts.example/hook?sig=key"])
-def test_a_webhook_with_a_login_or_a_query_is_not_written_where_all_users_read_it(address: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="url_file"):
-        set_up(tmp_path / "fleetpulse.toml", answers=f"one-host\na\n\n0\nhttps://{address}\n")
+KEY = "0123456789abcdefghijklmnopqrstuv"
+
+
+@pytest.mark.parametrize(
+    ("address", "section", "key"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/key", "slack", "url_file"),
+        ("https://x.webhook.office.com/webhookb2/key", "teams", "url_file"),
+        ("https://prod-1.westeurope.logic.azure.com:443/workflows/key?sig=key", "teams", "url_file"),
+        (f"https://events.eu.pagerduty.com/integration/{KEY}/enqueue", "pagerduty", "routing_key_file"),
+        ("https://alerts.example/hook?sig=key", "webhooks", "url_file"),
+    ],
+)
+def test_the_address_of_a_receiver_is_in_a_private_file_and_nowhere_where_people_look(
+    address: str, section: str, key: str, tmp_path: Path
+) -> None:
+    """The path may be the key. Neither the configuration, nor `config show`, nor the support archive has it."""
+    path = tmp_path / "fleetpulse.toml"
+    set_up(path, answers=f"one-host\na\n\n0\n{address}\n", packaged=False)
+    secret = tmp_path / "on-call.secret"
+    assert secret.read_text() == f"{KEY if section == 'pagerduty' else address}\n"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    config = load_config(path, {})
+    (receiver,) = getattr(config.notify, section)
+    assert (receiver.name, getattr(receiver, key)) == ("on-call", secret)
+    assert getattr(receiver, "region", "eu") == "eu"
+    below = address.removeprefix("https://").partition("/")[2]
+    shown = path.read_text() + str(show_config(config, str(path), {})) + "".join(t for _, t in collect(config, ""))
+    assert below not in shown
+    assert KEY not in shown
+    assert hide(f"POST {address}", find_secrets(config)).endswith(HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("https://user:pw@alerts.example/hook", "contains a user or password"),
+        ("http://alerts.example/hook", "found http; expected https"),
+        ("alerts.example", "expected https://HOST"),
+        ("https://events.pagerduty.com/v2/enqueue", "has no key"),
+    ],
+)
+def test_an_address_that_nothing_can_be_posted_to_is_refused_and_nothing_is_written(
+    address: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, UsageError), match=said):
+        set_up(tmp_path / "fleetpulse.toml", answers=f"one-host\na\n\n0\n{address}\n")
     assert list(tmp_path.iterdir()) == []
 
 

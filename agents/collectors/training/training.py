@@ -194,6 +194,7 @@ class Training(Collector):
     signals: ClassVar[tuple[str, ...]] = (*GAUGES, *COUNTERS, "node.training_refused")
     events: ClassVar[tuple[str, ...]] = ("replica_digest", "checkpoint")
     remote: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = True
     socket: str = ""
     mode: str = field(default="0666", metadata=constraint('a file mode in octal, such as "0666"', _is_mode))
     trusted: tuple[str, ...] = ("root", "slurm")
