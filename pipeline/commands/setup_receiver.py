@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.http.addresses import parse_host
 from pipeline.model.errors import UsageError
 from pipeline.runtime.private_files import open_private
+from pipeline.runtime.systemd import CREDENTIALS
 
 NAME = "on-call"
 UNIT = "fleetpulse-pipeline.service"
@@ -66,7 +67,7 @@ def find_secret_file(configuration: Path) -> Path:
 
 def find_copy(file: Path) -> Path:
     """Returns the copy of a secret that systemd makes for the pipeline's unit while it runs."""
-    return Path("/run/credentials", UNIT, file.name)
+    return CREDENTIALS / UNIT / file.name
 
 
 def write_secret(receiver: SecretReceiver, file: Path, etc: Path | None) -> list[str]:

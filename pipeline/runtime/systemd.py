@@ -20,6 +20,8 @@ WATCHES = 4
 """Looks at a loop's heartbeat within the watchdog's timeout. Chosen: three may be missed."""
 UNIT_FOLDER = Path(sys.prefix).parent / "share" / "systemd"
 """The units of a package or bundle, which are beside its Python; absent in a checkout."""
+CREDENTIALS = Path("/run/credentials")
+"""Folder in which systemd gives each running unit copies of its secrets (LoadCredential= of systemd.exec(5))."""
 _SECOND_US = 1_000_000
 
 

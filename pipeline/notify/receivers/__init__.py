@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pipeline.config.receivers as config
 from pipeline.model.errors import ConfigError
 from pipeline.notify.delivery import Call, PostResult
+from pipeline.runtime.systemd import CREDENTIALS
 
 if TYPE_CHECKING:
     import jinja2
@@ -197,7 +198,8 @@ def read_secret(section: str, name: str, key: str, path: Path) -> str:
         with open(path, "rb") as file:
             text = file.read(MAX_SECRET_BYTES).decode().strip()
     except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
+        copied = "; this copy exists while the unit runs" if path.is_relative_to(CREDENTIALS) else ""
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}{copied}") from error
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not text; expected UTF-8") from None
     if not text:
