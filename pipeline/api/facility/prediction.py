@@ -36,6 +36,8 @@ LEAST_POINTS, LEAST_SPAN = 6, 3.0
 """Points of a line, and the time over which they are spread if it is that of WINDOW (min). Chosen."""
 LEAST_RATE = 0.1
 """Warming that counts (K/min). Chosen: over WINDOW, what sensors resolve, 1 K; 3 K/h is the weather."""
+LEAST_HOT = 4
+"""The unit throttles if one in so many watched GPUs is at its limit; fewer have a fault of their own. Chosen."""
 LEAST_RATIO = 3.0
 """Slope over its standard error from which it is no chance. Chosen: 1 in 700."""
 FAST_RATE, FAST_RATIO = 1.5, 4.0
@@ -154,7 +156,8 @@ def predict(margins: Sequence[Margin], lines: Mapping[str, tuple[NDArray[Any], N
     nearest = margins[0]
     known = {**nothing, "gpu": nearest.gpu, "temperature": nearest.temperature, "left": nearest.left}
     known["gpus"] = len(margins)
-    if nearest.left <= 0:
+    hot = sum(m.left <= 0 for m in margins)
+    if hot >= max(1, len(margins) // LEAST_HOT):
         return {**known, "minutes": 0.0, "reason": f"{entity_name(nearest.gpu)} is at its limit"}
     slope, error, over = warming_rate(*common_line([lines[m.gpu] for m in margins if m.gpu in lines]))
     if not np.isfinite(slope):
@@ -162,7 +165,8 @@ def predict(margins: Sequence[Margin], lines: Mapping[str, tuple[NDArray[Any], N
         return {**known, "reason": few}
     if slope <= 0:
         return {**known, "reason": "its GPUs do not warm"}
-    first = next((m for m in margins if m.gpu in lines and _warms_along(lines[m.gpu], slope, over)), nearest)
+    cool = [m for m in margins if m.left > 0]
+    first = next((m for m in cool if m.gpu in lines and _warms_along(lines[m.gpu], slope, over)), cool[0])
     minutes, known = first.left / slope, {**known, **asdict(first)}
     if minutes > LONGEST:
         return {**known, "rate": slope, "error": error, "over_s": over, "reason": "at this rate not within a day"}

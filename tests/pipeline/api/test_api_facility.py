@@ -116,6 +116,14 @@ def predicted(curve: Callable[[float], float], after: float, seed: int = 1, nois
     return predict(margins, lines)
 
 
+@pytest.mark.parametrize(("hot", "minutes"), [(1, None), (2, None), (3, 0.0), (12, 0.0)])
+def test_one_gpu_at_its_limit_is_its_own_fault_and_several_are_the_units(hot: int, minutes: float | None) -> None:
+    times = np.arange(-60, 0) / 6
+    margins = [Margin(f"gpu:n{i}.0", 87.0 if i < hot else 67.0, 0.0 if i < hot else 20.0) for i in range(12)]
+    found = predict(margins, {m.gpu: (times, 0 * times + m.temperature) for m in margins})
+    assert found["minutes"] == minutes
+
+
 def test_noise_is_no_warming() -> None:
     found = [predicted(lambda minute: 80.0, 0.0, seed)["minutes"] for seed in range(200)]
     assert sum(minutes is not None for minutes in found) <= 2  # of 200: three standard errors, one-sided
