@@ -116,7 +116,7 @@ def warming_rate(minutes: NDArray[Any], values: NDArray[Any]) -> tuple[float, fl
     else 0 K/min, or NaN with too few points.
 
     minutes: before now, negative.  After a step the line over WINDOW still rises when the temperature no longer does:
-    it counts only if the line over RECENT does not contradict half of its slope.
+    it counts only if the line over RECENT has half of its slope, within its standard error.
     """
     late = minutes >= -RECENT / SECOND / 60
     now, now_error = fit_rate(minutes[late], values[late])
@@ -125,8 +125,8 @@ def warming_rate(minutes: NDArray[Any], values: NDArray[Any]) -> tuple[float, fl
     slope, error = fit_rate(minutes, values)
     if not np.isfinite(slope) or np.ptp(minutes) < LEAST_SPAN:
         return float("nan"), float("nan"), 0.0
-    ended = np.isfinite(now) and now + LEAST_RATIO * now_error < slope / 2
-    rises = slope >= LEAST_RATE and slope >= LEAST_RATIO * error and not ended
+    goes_on = not np.isfinite(now) or now >= slope / 2 - now_error
+    rises = slope >= LEAST_RATE and slope >= LEAST_RATIO * error and goes_on
     return slope if rises else 0.0, error, WINDOW / SECOND
 
 
@@ -138,13 +138,14 @@ def _warms_along(line: tuple[NDArray[Any], NDArray[Any]], rate: float, over: flo
 
 
 def common_line(lines: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns the times of all lines, and there the mean of their distances from their own mean."""
+    """Returns the times of all lines, and there the median of their distances from their own mean: one GPU that
+    begins to work does not move it."""
     sums: dict[float, list[float]] = defaultdict(list)
     for minutes, values in lines:
         for minute, value in zip(minutes.tolist(), (values - values.mean()).tolist(), strict=True):
             sums[minute].append(value)
     times = sorted(sums)
-    return np.array(times), np.array([np.mean(sums[time]) for time in times])
+    return np.array(times), np.array([np.median(sums[time]) for time in times])
 
 
 def predict(margins: Sequence[Margin], lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> dict[str, Any]:

@@ -116,6 +116,14 @@ def predicted(curve: Callable[[float], float], after: float, seed: int = 1, nois
     return predict(margins, lines)
 
 
+def test_one_gpu_that_begins_to_work_is_no_warming_of_the_unit() -> None:
+    minutes = np.arange(-60, 0) / 6
+    lines = {f"gpu:n1.{i}": (minutes, 67.0 + np.arange(60) % 2) for i in range(11)}
+    lines["gpu:n2.0"] = minutes, np.where(minutes > -1, 85.0, 60.0)
+    margins = [Margin("gpu:n2.0", 85.0, 2.0), *(Margin(f"gpu:n1.{i}", 67.0, 20.0) for i in range(11))]
+    assert predict(margins, lines)["reason"] == "its GPUs do not warm"
+
+
 @pytest.mark.parametrize(("hot", "minutes"), [(1, None), (2, None), (3, 0.0), (12, 0.0)])
 def test_one_gpu_at_its_limit_is_its_own_fault_and_several_are_the_units(hot: int, minutes: float | None) -> None:
     times = np.arange(-60, 0) / 6
@@ -162,7 +170,7 @@ def test_a_gpu_that_is_hot_by_its_own_fault_and_does_not_warm_is_not_the_first()
     }
     found = predict([Margin("gpu:n2.0", 85.0, 2.0), *(Margin(f"gpu:n1.{i}", 70.0, 17.0) for i in range(11))], lines)
     assert (found["gpu"], found["left"]) == ("gpu:n1.0", 17.0)
-    assert found["minutes"] == pytest.approx(17.0 / (0.3 * 11 / 12), rel=0.05)
+    assert found["minutes"] == pytest.approx(17.0 / 0.3, rel=0.05)
 
 
 def test_two_points_are_no_line() -> None:
