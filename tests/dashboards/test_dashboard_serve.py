@@ -150,6 +150,6 @@ def test_sighup_reads_the_configuration_again_with_a_row_of_the_audit(api: Any, 
             process.terminate()
             assert process.wait(10) == 0
     rows = [(body["outcome"], body["reason"]) for path, body in api.posted if path == "audit/reloads"]
-    assert rows[1] == ("done", "dashboard.connections")
+    assert rows[1] == ("done", "dashboard.connections: 512 -> 30")
     assert rows[0][0] == "refused"
     assert "did you mean 'connections'?" in rows[0][1]
