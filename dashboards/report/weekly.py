@@ -9,6 +9,8 @@ from typing import Any
 from dashboards.report.markup import table, write_document
 from pipeline.model.records import iso
 
+MOSTLY = 0.95
+"""Share of the time that jobs held GPUs from which its energy counts as measured. Chosen."""
 MOST = 20
 """Rows of a table. Chosen: two pages of A4."""
 
@@ -107,10 +109,20 @@ def energy_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 ENERGY_HEAD = ("Job", "Name", "GPU-hours", "Energy and cost", "While time was lost")
 
 
+def measured_note(found: Mapping[str, Any]) -> str:
+    """Returns for how much of the time that jobs held energy was measured; empty if for nearly all of it."""
+    measured, held = found["energy"].get("gpu_hours"), found["gpu_hours"]
+    if measured is None or measured >= MOSTLY * held:
+        return ""
+    return f"; measured for {hours(measured)} of {hours(held)} of GPU time, so lost hours may count more"
+
+
 def _energy(found: Mapping[str, Any]) -> str:
     energy = found["energy"]
     factor = "GPUs alone" if energy["factor"] == 1 else f"GPUs times {energy['factor']:g} for hosts and cooling"
-    text = f"{energy['kwh']:,.1f} kWh ({factor}), {energy['idle_kwh']:,.1f} kWh of it without a job."
+    text = (
+        f"{energy['kwh']:,.1f} kWh ({factor}), {energy['idle_kwh']:,.1f} kWh of it without a job{measured_note(found)}."
+    )
     rows = [energy_cells(row) for row in energy["by_job"][:MOST]]
     return f"<h2>Energy</h2><p>{escape(text)}</p>{table(ENERGY_HEAD, rows, 'None.')}"
 

@@ -71,11 +71,8 @@ def _draw(found: Mapping[str, Any]) -> None:
         if by == "job":
             losses = list(map(_with_job, losses))
         st.html(_table((title, *weekly.LOSS_HEAD), losses, "Nothing was lost."))
-    st.html(
-        markup.section(
-            "Energy", f"{weekly.amount(energy)} of all GPUs, {energy['idle_kwh']:,.0f} kWh of it without a job"
-        )
-    )
+    idle = f"{energy['idle_kwh']:,.0f} kWh of it without a job{weekly.measured_note(found)}"
+    st.html(markup.section("Energy", f"{weekly.amount(energy)} of all GPUs, {idle}"))
     st.html(
         _table(
             weekly.ENERGY_HEAD, [_with_job(weekly.energy_cells(row)) for row in energy["by_job"]], "Not measured yet."

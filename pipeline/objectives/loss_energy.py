@@ -30,14 +30,11 @@ class EnergyRates:
         return self.jobs.get(job, self.mean)
 
 
-def find_rates(used: Iterable[tuple[str, float, float]], lost: Mapping[str, float]) -> EnergyRates:
-    """Returns the rates of (job, kWh, GPU-hours); lost: GPU-hours that a job lost.
-
-    A job that lost more hours than its energy was measured for lost no more energy than it used.
-    """
+def find_rates(used: Iterable[tuple[str, float, float]]) -> EnergyRates:
+    """Returns the rates of (job, kWh, GPU-hours for which they were measured)."""
     jobs, kwh, hours = {}, 0.0, 0.0
     for job, own_kwh, own_hours in used:
         kwh, hours = kwh + own_kwh, hours + own_hours
         if own_hours > 0:
-            jobs[job] = own_kwh / max(own_hours, lost.get(job, 0.0))
+            jobs[job] = own_kwh / own_hours
     return EnergyRates(jobs, kwh / hours if hours else None)

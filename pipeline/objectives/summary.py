@@ -97,7 +97,7 @@ def summarize(cursor: duckdb.DuckDBPyConnection, config: Config, fleet: Fleet, s
     lost = cursor.execute(_LOST, [start, end]).fetchall()
     energy = cursor.execute(_ENERGY, [start, end]).fetchall()
     lost_hours = _sum_by_job(lost)
-    rates = find_rates(((j, raw * impact.energy_factor, h) for j, _, _, raw, h in energy if j != IDLE), lost_hours)
+    rates = find_rates(((j, raw * impact.energy_factor, h) for j, _, _, raw, h in energy if j != IDLE))
     reader = _reader(cursor, fleet, start, end)
     usage = {kind: reader.measure(kind, "fleet")(start, end) for kind in ("goodput", "availability")}
     opened, pages, resolved, unresolved = cursor.execute(_COUNTS, [start, end]).fetchone() or (0, 0, 0, 0)
@@ -170,7 +170,8 @@ def list_energy(
 ) -> dict[str, Any]:
     """Returns the energy of all GPUs and of each job, of lost hours, and its money and carbon.
 
-    rows: of _ENERGY.  kwh has [impact] energy_factor in it.   lost_kwh: the energy that a job used while it lost time.
+    rows: of _ENERGY.  kwh has [impact] energy_factor in it.   gpu_hours: for which the energy of jobs was measured.
+    lost_kwh: the energy that a job used while it lost time, whether it was measured then or not.
     """
     jobs = []
     kwh = sum(row[3] for row in rows) * impact.energy_factor
@@ -187,6 +188,7 @@ def list_energy(
         "kwh": round(kwh, 3),
         "idle_kwh": round(idle, 3),
         "lost_kwh": round(lost, 3),
+        "gpu_hours": round(hours, 3),
         "kwh_per_gpu_hour": round((kwh - idle) / hours, 5) if hours else None,
         "factor": impact.energy_factor,
         **_price_energy(kwh, impact),
