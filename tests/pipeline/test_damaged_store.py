@@ -73,6 +73,17 @@ def flip_byte(at: int) -> Damage:
     return apply
 
 
+def find_block(path: Path, table: str, column: str) -> int:
+    """Returns where in the file the first block of a column is: blocks of one size follow three headers of 4 KiB."""
+    with duckdb.connect(str(path), read_only=True) as connection:
+        size = connection.execute("SELECT block_size FROM pragma_database_size()").fetchall()[0][0]
+        where = f"column_name = '{column}' AND segment_type <> 'VALIDITY' AND block_id >= 0"
+        block = connection.execute(f"SELECT block_id FROM pragma_storage_info('{table}') WHERE {where}").fetchall()[0][
+            0
+        ]
+    return int(3 * 4096 + block * size)
+
+
 def truncate(at: float) -> Damage:
     """Keeps this number of bytes, or this fraction."""
     return lambda path: os.truncate(path, int(at if at > 1 else path.stat().st_size * at))
@@ -219,7 +230,7 @@ def test_damage_in_the_middle_is_reported_when_it_is_read(intact_store: Path, tm
     from pipeline.store.database import explain_error
 
     path = copy_store(intact_store, tmp_path)
-    flip_byte(path.stat().st_size // 2)(path)
+    flip_byte(find_block(path, "hot_gpu", "temperature") + 1000)(path)
     database = Database(path)
     with pytest.raises(duckdb.Error) as found:
         database.connection.execute("SELECT sum(temperature) FROM hot_gpu").fetchall()
