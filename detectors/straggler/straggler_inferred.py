@@ -55,7 +55,7 @@ _HOST = 0.75
 """Share of `hold` for a slow host: two measurements agree, but smoothed they outlast a benign slowdown of 300 s by four
 samples."""
 Steps: TypeAlias = tuple[Step, Step, Step]
-Steadily: TypeAlias = tuple[Floats, NDArray[np.int64], Floats]
+Departures: TypeAlias = tuple[Floats, NDArray[np.int64], Floats]
 _SIDES = ("clock", "busy", "waiting")
 """What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
 
@@ -161,7 +161,7 @@ class StragglerInferred(Detector):
     own: OwnClocks = part(OwnClocks)
     duty: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     draw: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
-    always: Laggards = part(lambda: Laggards(HARM))
+    laggards: Laggards = part(lambda: Laggards(HARM))
     placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
     pressure: Pressure = part(lambda: Pressure(CPU), of="node")
@@ -200,7 +200,7 @@ class StragglerInferred(Detector):
         self.symptoms.grow(n)
         if (mask := pop_members_mask(self.accepted, frame)) is not None:
             self._relearn(mask)
-            self.always.accept(mask)
+            self.laggards.accept(mask)
         maintained = self._relearn_changed(frames, frame)
         self.placement.record_reporting(frame, frames.get("rank"))
         self.readings.update(frame)
@@ -215,21 +215,21 @@ class StragglerInferred(Detector):
         duty = self.duty.step(np.log(activity), groups, time, placed, kinds)
         draw = self.draw.step(np.log(power), groups, time, placed, kinds)
         known = gate & np.isfinite(clock)
-        steady = self._follow_steady(frame, known, activity)
-        now = self._find_symptoms(frames, known, maintained, (step, duty, draw), steady)
+        departures = self._find_departures(frame, known, activity)
+        now = self._find_symptoms(frames, known, maintained, (step, duty, draw), departures)
         suspicions = self._find_suspicions(now) if now.on.any() else []
         close_ended(self.conditions, {s.entity for s, _ in suspicions})
         found = self._report(now, suspicions)
         return [*found, *self._follow_jobs(frames, maintained, now)] if self.jobs.is_due(time) else found
 
-    def _follow_steady(self, frame: Frame, known: Bools, activity: Floats) -> Steadily:
+    def _find_departures(self, frame: Frame, known: Bools, activity: Floats) -> Departures:
         """Returns (N,) ln by which clocks without peers are below their own past, s for which they are, and ln by which
         GPUs are less active than their cohort since they work there."""
         placement = self.placement
         gate = known & self.readings.unexplained(len(known)) & placement.crowded
         clock, time = np.where(known, frame["gpu.sm_clock"], np.nan), frame.time
         fallen, lasts = self.own.step(clock, gate, placement.numbers["node"], time, self.kinds(frame))
-        less = self.always.step(activity, placement.groups, time, known & placement.job_known)
+        less = self.laggards.step(activity, placement.groups, time, known & placement.job_known)
         return fallen, lasts, less
 
     def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:
@@ -269,7 +269,7 @@ class StragglerInferred(Detector):
         """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
         maintenance."""
         if (regrouped := self.placement.update_topology(frame, self.kinds(frame)[0])) is not None and regrouped.any():
-            for piece in (self.duty, self.draw, self.always):
+            for piece in (self.duty, self.draw, self.laggards):
                 piece.reset(regrouped)
             self.symptoms.since[1:, : len(regrouped)][:, regrouped] = 0
         if updated := find_relearned(frames):
@@ -281,10 +281,10 @@ class StragglerInferred(Detector):
         return self.gates.maintenance_mask(frame)
 
     def _find_symptoms(
-        self, frames: Mapping[str, Frame], known: Bools, maintained: Bools, steps: Steps, steady: Steadily
+        self, frames: Mapping[str, Frame], known: Bools, maintained: Bools, steps: Steps, departures: Departures
     ) -> Instant:
         """Returns what each GPU shows. known: (N,) judged now.   steps: of clock, activity and power."""
-        (step, duty, draw), (fallen, fallen_for, less) = steps, steady
+        (step, duty, draw), (fallen, fallen_for, less) = steps, departures
         n, time, history, readings = len(known), frames["gpu"].time, self.symptoms, self.readings
         history.judged_at[:n][known] = time
         fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (self.clocks.streams.counts[:n] > LEARN)
@@ -318,8 +318,8 @@ class StragglerInferred(Detector):
             busy |= unequal & ~one.below
             waiting |= unequal & one.below
             departs = np.where(np.abs(one.effect) > np.abs(departs), one.effect, departs)
-        never = (less > 2 * np.abs(departs)) & of_job  # not what the streams compare with its own past
-        waiting, departs = waiting | never, np.where(never, -less, departs)
+        unchanged = (less > 2 * np.abs(departs)) & of_job  # not what the streams compare with its own past
+        waiting, departs = waiting | unchanged, np.where(unchanged, -less, departs)
         return busy, waiting | (self._find_pressed() & of_job & (departs <= -2 * self.duty_delta)), departs
 
     def _find_pressed(self) -> Bools:
