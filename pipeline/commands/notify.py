@@ -14,12 +14,13 @@ from typing import Any
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, Unreachable, UsageError
+from pipeline.model.errors import FleetpulseError, MissingCopy, Unreachable, UsageError
 from pipeline.model.records import iso
 from pipeline.notify import delivery
 from pipeline.notify.alertmanager import STILL_FIRING, compute_fingerprint, make_body
 from pipeline.notify.receivers import TEST, Endpoint, Message, build_receiver
 from pipeline.notify.routes import RouteNode, build_rules
+from pipeline.runtime.credentials import list_handed_out
 
 Rows = list[dict[str, Any]]
 LISTED = ("id", "receiver", "kind", "state", "attempts", "created", "answer")
@@ -208,9 +209,20 @@ def check_receivers(config: Config) -> Check | list[Check]:
 def _check_receiver(receiver: Any, states: Mapping[str, Mapping[str, Any]] | None) -> list[Check]:
     try:
         return [_check_endpoint(endpoint, states) for endpoint in build_receiver(receiver)]
+    except MissingCopy as error:
+        return [_check_copy(f"receiver {receiver.name}", error)]
     except FleetpulseError as error:
         meaning = "alerts cannot be sent to this receiver"
         return [Check(f"receiver {receiver.name}", "fail", str(error), meaning, f"[[{receiver.section}]]")]
+
+
+def _check_copy(name: str, error: MissingCopy) -> Check:
+    """Returns that the unit must be started, or what it lacks to start."""
+    if error.copy not in list_handed_out():
+        return Check(name, "fail", str(error), "the pipeline does not start", "docs/security.md#secrets")
+    if (unit := error.copy.parent).is_dir():
+        return Check(name, "fail", str(error), "its alerts cannot be sent", f"systemctl restart {unit.stem}")
+    return Check(name, "warn", str(error), "it was not tried", f"systemctl enable --now {unit.stem}")
 
 
 def _check_endpoint(endpoint: Endpoint, states: Mapping[str, Mapping[str, Any]] | None) -> Check:

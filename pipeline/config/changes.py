@@ -60,6 +60,6 @@ def list_changes(before: Config, after: Config, fixed: Sequence[str], service: s
 
 
 def _show(value: Any) -> str:
-    """Returns a value as people may see it, cut to _LONGEST; that of a key which one side lacks is `none`."""
-    text = "none" if value is None else str(hide_addresses(value))
+    """Returns a value as people may see it, cut to _LONGEST; of a key which one side lacks: none."""
+    text = "none" if value is None else str(hide_addresses(value)) or "''"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

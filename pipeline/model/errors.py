@@ -3,6 +3,7 @@
 FleetpulseError
   UsageError          bad arguments or bad input files            exit 2
     ConfigError       the configuration file or an override       exit 2
+      MissingCopy       a secret that systemd has not copied        exit 2
     InvalidQuery        SQL that the database cannot run            exit 2
   Unreachable         a dependency does not respond               exit 3
     DamagedStore      the store's file or its log is damaged      exit 3
@@ -23,6 +24,8 @@ FleetpulseError
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class FleetpulseError(Exception):
     """Base of all errors that Fleetpulse raises; `exit_code` is the exit code of a command."""
@@ -38,6 +41,14 @@ class UsageError(FleetpulseError):
 
 class ConfigError(UsageError):
     """The configuration file or an override is wrong; the message names file, section and key."""
+
+
+class MissingCopy(ConfigError):  # noqa: N818 - reads as the state it names
+    """The copy of a secret that systemd makes for a unit is missing; `copy` is its path."""
+
+    def __init__(self, message: str, copy: Path) -> None:
+        super().__init__(message)
+        self.copy = copy
 
 
 class InvalidQuery(UsageError):  # noqa: N818 - reads as the state it names

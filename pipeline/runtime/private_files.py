@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.runtime.credentials import list_handed_out
+
 if TYPE_CHECKING:
     from pipeline.config.sections import Config
 
@@ -58,11 +60,17 @@ def open_private(path: str, flags: int) -> int:
 
 
 def list_secret_files(config: Config) -> dict[str, Path]:
-    """Returns configuration key -> file with a token, password or private key."""
+    """Returns configuration key -> file with a token, password or private key; of a unit's copy, what it is made from.
+
+    Also what drop-ins of our units hand out by LoadCredential=, as its key may be set by the unit alone.
+    """
     found: dict[str, Path] = {}
     sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     _find_secrets("", sections, found)
-    return found
+    copies = list_handed_out()
+    found = {key: copies.get(path, path) for key, path in found.items()}
+    others = {file: copy.name for copy, file in copies.items() if file not in found.values() and os.path.exists(file)}
+    return found | {f"LoadCredential={name}": file for file, name in others.items()}
 
 
 def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from pipeline.commands.setup_receiver import find_copy
 from pipeline.config.receivers import Apprise, PagerDuty, ReceiverConfig, Slack, Teams, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, iso
@@ -216,13 +215,6 @@ def test_a_secret_that_disappears_is_a_failed_attempt_that_names_the_key(service
         result = one.send(message(), CALL)
         assert result.outcome == "retry"
         assert "cannot be read" in result.text
-
-
-def test_a_copy_of_a_secret_that_is_missing_is_said_to_exist_while_the_unit_runs() -> None:
-    """`fleetpulse doctor` and `notify test` beside a pipeline that does not run."""
-    copy = find_copy(Path("/etc/fleetpulse/on-call.secret"))
-    with pytest.raises(ConfigError, match="No such file or directory; this copy exists while the unit runs"):
-        build_receiver(Webhook("r", url_file=copy))
 
 
 def test_secrets_are_in_no_error(service: Service, tmp_path: Path, secret: Secret) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pipeline.config.receivers as config
-from pipeline.model.errors import ConfigError
+from pipeline.model.errors import ConfigError, MissingCopy
 from pipeline.notify.delivery import Call, PostResult
-from pipeline.runtime.systemd import CREDENTIALS
+from pipeline.runtime import credentials
 
 if TYPE_CHECKING:
     import jinja2
@@ -198,8 +198,10 @@ def read_secret(section: str, name: str, key: str, path: Path) -> str:
         with open(path, "rb") as file:
             text = file.read(MAX_SECRET_BYTES).decode().strip()
     except OSError as error:
-        copied = "; this copy exists while the unit runs" if path.is_relative_to(CREDENTIALS) else ""
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}{copied}") from error
+        wrong = f"{where}: cannot be read: {error.strerror}"
+        if isinstance(error, FileNotFoundError) and credentials.is_copy(path):
+            raise MissingCopy(f"{wrong}; {credentials.explain_missing(path)}", path) from error
+        raise ConfigError(wrong) from error
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not text; expected UTF-8") from None
     if not text:

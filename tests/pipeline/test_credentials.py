@@ -1,0 +1,84 @@
+"""Secrets that systemd hands to units: their files are known by the drop-ins, and a missing copy is explained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import doctor, notify, setup_receiver, support
+from pipeline.config.receivers import Slack
+from pipeline.config.sections import Config, load_config
+from pipeline.runtime import credentials, private_files
+
+ADDRESS = "https://hooks.slack.com/services/T0/B0/KEYOFTHEPATH"
+
+
+@pytest.fixture
+def etc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of a packaged host in which `fleetpulse setup` writes; no unit runs."""
+    monkeypatch.setattr(credentials, "DROP_INS", tmp_path / "systemd/system")
+    monkeypatch.setattr(credentials, "CREDENTIALS", tmp_path / "run")
+    monkeypatch.setattr(setup_receiver, "CREDENTIALS", tmp_path / "run")
+    return tmp_path
+
+
+@pytest.fixture
+def secret(etc: Path) -> Path:
+    """The file that setup writes, with its drop-in."""
+    secret = etc / "on-call.secret"
+    setup_receiver.write_secret(setup_receiver.parse_receiver(ADDRESS), secret, etc)
+    return secret
+
+
+def config_of(etc: Path) -> Config:
+    config = load_config(None, {})
+    slack = Slack("on-call", url_file=setup_receiver.find_copy(etc / "on-call.secret"))
+    return replace(config, notify=replace(config.notify, slack=(slack,)))
+
+
+def test_before_its_unit_runs_a_receiver_does_not_fail_and_the_next_step_is_the_unit(etc: Path, secret: Path) -> None:
+    (check,) = notify.check_receivers(config_of(etc))
+    assert (check.state, check.fix) == ("warn", "systemctl enable --now fleetpulse-pipeline")
+    assert check.found.endswith("systemd makes this copy when fleetpulse-pipeline.service starts")
+
+
+def test_a_secret_that_a_running_unit_lacks_needs_a_restart(etc: Path, secret: Path) -> None:
+    (etc / "run/fleetpulse-pipeline.service").mkdir(parents=True)
+    (check,) = notify.check_receivers(config_of(etc))
+    assert (check.state, check.fix) == ("fail", "systemctl restart fleetpulse-pipeline")
+
+
+def test_without_its_drop_in_as_after_a_restore_of_etc_fleetpulse_it_says_what_is_missing(etc: Path) -> None:
+    (check,) = notify.check_receivers(config_of(etc))
+    assert check.state == "fail"
+    assert check.found.endswith("no drop-in of fleetpulse-pipeline.service has LoadCredential=on-call.secret:FILE")
+
+
+def test_a_line_of_a_unit_that_an_administrator_changed_counts_as_one_of_a_drop_in(etc: Path) -> None:
+    unit = etc / "systemd/system/fleetpulse-pipeline.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nLoadCredential=on-call.secret:/etc/fleetpulse/none\n")
+    (check,) = notify.check_receivers(config_of(etc))
+    assert check.state == "warn"
+    assert not private_files.list_secret_files(load_config(None, {})), "a file that does not exist has no mode"
+
+
+def test_the_file_of_a_copy_is_what_doctor_looks_at_and_support_hides(etc: Path, secret: Path) -> None:
+    other = etc / "kafka.password"
+    other.write_text("password-of-kafka\n")
+    drop_in = etc / "systemd/system/fleetpulse-agent.service.d/kafka.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(f"[Service]\n#LoadCredential=no:/etc/no\nLoadCredential=kafka.password:{other}\n")
+    for file in (secret, other):
+        file.chmod(0o600)
+    config = config_of(etc)
+    assert set(private_files.list_secret_files(config).values()) == {secret, other}
+    assert doctor.secrets(config).state == "ok"
+    assert {ADDRESS, "password-of-kafka"} <= set(support.find_secrets(config))
+    for file in (secret, other):
+        file.chmod(0o644)
+        check = doctor.secrets(config)
+        assert (check.state, check.fix) == ("warn", f"chmod 600 {file}")
+        file.chmod(0o600)
