@@ -24,13 +24,13 @@ DEFAULT = "default"
 
 def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     """Returns the rows of a verb and their columns. Raises ConfigError about a configuration that is wrong."""
-    if given.verb == "diff":
-        found = compare_configs(load_config(given.config), load_config(given.other))
-        return [{name: hide_addresses(value) for name, value in row.items()} for row in found], COMPARED
     environ = dict(os.environ)
+    if given.verb in ("show", "diff") and given.node:
+        environ[files.NODE_VARIABLE] = given.node
+    if given.verb == "diff":
+        found = compare_configs(load_config(given.config, environ), load_config(given.other, environ))
+        return [{name: hide_addresses(value) for name, value in row.items()} for row in found], COMPARED
     if given.verb == "show":
-        if given.node:
-            environ[files.NODE_VARIABLE] = given.node
         rows = show_config(load_config(given.config, environ), given.config, environ)
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
     check_receivers(load_config(given.config))

@@ -84,17 +84,17 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
 
 
 def write_text(answers: Answers, token_file: Path | None, receiver: Sequence[str]) -> str:
-    """Returns the configuration as TOML; receiver: lines of that of alerts. JSON's strings are TOML's."""
+    """Returns the configuration as TOML; receiver: lines of that of alerts."""
     lines = ["# Written by `fleetpulse setup`. Every key: docs/configuration.md", "[site]"]
-    lines.append(f"name = {json.dumps(answers.site)}")
+    lines.append(f"name = {_quote(answers.site)}")
     if answers.kafka:
-        lines += ["[pipeline]", 'transport = "kafka"', "[kafka]", f"bootstrap_servers = {json.dumps(answers.kafka)}"]
+        lines += ["[pipeline]", 'transport = "kafka"', "[kafka]", f"bootstrap_servers = {_quote(answers.kafka)}"]
     if answers.packaged:
         lines += ["[spool]", 'directory = "/var/lib/fleetpulse/spool"']
     if answers.packaged and answers.role != "node":
         lines += ["[store]", 'path = "/var/lib/fleetpulse-server/store.duckdb"']
     if token_file is not None:
-        lines += ["[api]", f"token_file = {json.dumps(str(token_file.absolute()))}"]
+        lines += ["[api]", f"token_file = {_quote(str(token_file.absolute()))}"]
     if answers.gpus:
         lines += ["[collector.pci]", f"gpus_expected = {answers.gpus}"]
     return "\n".join([*lines, *receiver]) + "\n"
@@ -119,8 +119,19 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
     return [*first, f"systemctl enable --now fleetpulse-agent {services}", f"{program} doctor --wait 120s"]
 
 
+def _quote(text: str) -> str:
+    """Returns text as a string of TOML: that of JSON, except DEL and pairs of escapes for what is beyond 16 bits."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"setup: {text!r}: is not text; expected UTF-8") from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _check_target(path: Path, replace: bool) -> None:
-    """Raises Refused if the file has keys; that of a package has none."""
+    """Raises UsageError for a folder, and Refused if the file has keys; that of a package has none."""
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; expected a file in it: --config {path / 'fleetpulse.toml'}")
     if not replace and _has_keys(path):
         raise Refused(f"{path}: exists; expected a new file; change it by hand, or: fleetpulse setup --replace")
 
@@ -148,7 +159,7 @@ def _write(path: Path, text: str) -> list[str]:
             path.rename(f"{path}.old")
             said.append(f"configuration: the one before is {path}.old")
         draft = path.with_name(f"{path.name}.new")
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")
         draft.chmod(0o644)  # services of other users read it; it has no secrets
         os.replace(draft, path)
     except OSError as error:

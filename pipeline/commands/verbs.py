@@ -34,20 +34,21 @@ ACTS = ("hold", "release", "evict", "diagnose", "reset", "reboot", "ticket")
 ACT = option("id", "id of the act")
 WAIT = option("--wait", "seconds to wait for the executor (default: 30)", type=float, default=30.0, metavar="S")
 END = option("--wait", "seconds to wait for the end (default: 300)", type=float, default=300.0, metavar="S")
+NODE_READS = option("--node", "as this node would read it, with its groups", metavar="NAME")
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "config": {
         "check": ("check all files, drop-ins and groups (the default)", (OUTPUT,)),
         "show": (
             "show each key in force and what set it",
             (
-                option("--node", "as this node would read it", metavar="NAME"),
+                NODE_READS,
                 option("--changed", "only keys that are not at their default", action="store_true"),
                 OUTPUT,
             ),
         ),
         "diff": (
             "show the keys in which another file differs",
-            (option("other", "the other file", metavar="FILE"), OUTPUT),
+            (option("other", "the other file", metavar="FILE"), NODE_READS, OUTPUT),
         ),
     },
     "incidents": {

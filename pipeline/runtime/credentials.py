@@ -9,19 +9,21 @@ from pipeline.runtime.systemd import CREDENTIALS
 
 DROP_INS = Path("/etc/systemd/system")
 """Folder of the drop-ins and units that `fleetpulse setup`, Ansible and administrators write."""
-_LOADED = re.compile(r"^LoadCredential=([^:\s]+):(/\S+)\s*$", re.MULTILINE)
+PACKAGED = Path("/usr/lib/systemd/system")
+"""Folder of the units of our packages; a unit of the same name in DROP_INS takes the place of one of these."""
+_LOADED = re.compile(r"^[ \t]*LoadCredential[ \t]*=[ \t]*([^:\s]+):(/\S+)\s*$", re.MULTILINE)
 
 
 def list_handed_out() -> dict[Path, Path]:
-    """Returns copy -> file of each secret that a drop-in or a unit below DROP_INS hands out."""
+    """Returns copy -> file of each secret that a drop-in or a unit hands out, below DROP_INS or of our packages."""
     found: dict[Path, Path] = {}
-    units = sorted(DROP_INS.glob("fleetpulse-*.service"))
-    for file in (*units, *sorted(DROP_INS.glob("fleetpulse-*.service.d/*.conf"))):
+    units = {file.name: file for folder in (PACKAGED, DROP_INS) for file in folder.glob("fleetpulse-*.service")}
+    for file in (*units.values(), *sorted(DROP_INS.glob("fleetpulse-*.service.d/*.conf"))):
         try:
             text = file.read_text()
         except (OSError, UnicodeDecodeError):
             continue  # systemd reports it when the unit starts
-        unit = (file.name if file in units else file.parent.name).removesuffix(".d")
+        unit = file.name if file.suffix == ".service" else file.parent.name.removesuffix(".d")
         found |= {CREDENTIALS / unit / name: Path(path) for name, path in _LOADED.findall(text)}
     return found
 

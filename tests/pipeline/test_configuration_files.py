@@ -192,6 +192,17 @@ def test_diff_lists_the_keys_whose_values_differ(main: Path, tmp_path: Path) -> 
     assert row == {"key": "site.name", "here": "east", "there": "west"}
 
 
+def test_a_group_that_differs_is_seen_as_its_nodes_read_it(main: Path, tmp_path: Path) -> None:
+    """As this host reads two files whose groups of other nodes differ, they are the same."""
+    other = tmp_path / "other.toml"
+    group = '[[groups]]\nnodes = ["b300-*"]\n[groups.collector.pci]\ngpus_expected = 8\n'
+    other.write_text(MAIN + group)
+    words = ("diff", str(other), "--config", str(main))
+    assert rows(*words) == [] == rows(*words, "--node", "a100-1")
+    (row,) = rows(*words, "--node", "b300-1")
+    assert (row["key"], row["there"]) == ("collector.pci.gpus_expected", 8)
+
+
 def test_a_reload_cannot_move_the_store(main: Path, tmp_path: Path) -> None:
     before = load_config(main)
     drop_in(main, "50.toml", f'[store]\npath = "{tmp_path}/other.duckdb"\n')

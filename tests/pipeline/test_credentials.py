@@ -12,6 +12,7 @@ from pipeline.config.receivers import Slack
 from pipeline.config.sections import Config, load_config
 from pipeline.runtime import credentials, private_files
 
+UNIT = Path(__file__).parents[2] / "deploy/systemd/fleetpulse-executor.service"
 ADDRESS = "https://hooks.slack.com/services/T0/B0/KEYOFTHEPATH"
 
 
@@ -19,6 +20,7 @@ ADDRESS = "https://hooks.slack.com/services/T0/B0/KEYOFTHEPATH"
 def etc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of a packaged host in which `fleetpulse setup` writes; no unit runs."""
     monkeypatch.setattr(credentials, "DROP_INS", tmp_path / "systemd/system")
+    monkeypatch.setattr(credentials, "PACKAGED", tmp_path / "lib")
     monkeypatch.setattr(credentials, "CREDENTIALS", tmp_path / "run")
     monkeypatch.setattr(setup_receiver, "CREDENTIALS", tmp_path / "run")
     return tmp_path
@@ -82,3 +84,19 @@ def test_the_file_of_a_copy_is_what_doctor_looks_at_and_support_hides(etc: Path,
         check = doctor.secrets(config)
         assert (check.state, check.fix) == ("warn", f"chmod 600 {file}")
         file.chmod(0o600)
+
+
+def test_the_token_of_the_executor_is_known_by_the_unit_of_its_package(etc: Path) -> None:
+    """No key names /etc/fleetpulse/executor.token: the unit hands it out."""
+    token, unit = etc / "executor.token", etc / "lib/fleetpulse-executor.service"
+    token.write_text("executor:fp_token-of-executor\n")
+    token.chmod(0o644)
+    unit.parent.mkdir()
+    unit.write_text(UNIT.read_text().replace("/etc/fleetpulse", str(etc)))
+    config = load_config(None, {})
+    assert (doctor.secrets(config).state, doctor.secrets(config).fix) == ("warn", f"chmod 600 {token}")
+    assert "fp_token-of-executor" in support.find_secrets(config)
+    changed = etc / "systemd/system/fleetpulse-executor.service"
+    changed.parent.mkdir(parents=True)
+    changed.write_text("[Service]\nLoadCredential = token:/etc/other\n")
+    assert list(credentials.list_handed_out().values()) == [Path("/etc/other")], "it replaces the package's"

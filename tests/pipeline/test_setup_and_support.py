@@ -52,6 +52,25 @@ def test_five_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Pat
     ]
 
 
+def test_a_folder_is_not_replaced_by_a_configuration(tmp_path: Path) -> None:
+    """/etc/fleetpulse has tokens and secrets: it was moved to /etc/fleetpulse.old."""
+    (tmp_path / "tokens").touch()
+    for words in ((), ("--replace",)):
+        with pytest.raises(UsageError, match=rf"expected a file in it: --config {tmp_path}/fleetpulse.toml"):
+            set_up(tmp_path, *words, answers="\n\n\n\n\n")
+    assert (tmp_path / "tokens").exists()
+
+
+def test_names_in_any_script_are_written_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("Zürich", "東京", "east 😀", 'a"b\\c', "a\x7fb")):
+        path = tmp_path / f"{number}.toml"
+        set_up(path, "--site", name, answers="\n\n\n\n", packaged=False)
+        assert load_config(path, {}).site.name == name
+    with pytest.raises(UsageError, match="is not text; expected UTF-8"):
+        set_up(tmp_path / "none.toml", "--site", "a\udcff", answers="\n\n\n\n", packaged=False)
+    assert not (tmp_path / "none.toml").exists()
+
+
 def test_enter_five_times_makes_one_host_without_a_broker(tmp_path: Path) -> None:
     path = tmp_path / "fleetpulse.toml"
     said = set_up(path, answers="\n\n\n\n\n", packaged=False)
