@@ -64,12 +64,13 @@ def headline(facility: Facility) -> str:
     }
     texts = [f"{number:,} {NODE_STATE[state]}" for state, number in bad.items() if number and state != "no_data"]
     total = amount(sum(n for c in facility.counts.values() for n in c.values()), "unit", "units")
-    text = f"{joined(texts)} of {total}" if texts else f"No problem on {total}"
+    text = f"{joined(texts)} of {total}" if texts else f"No {'problem' if soonest is None else 'incident'} on {total}"
     if bad["no_data"]:
         text += f", {bad['no_data']:,} without data"
-    if soonest is not None:
-        text += f"; GPUs behind {entity_name(soonest.entity)} throttle {_minutes_text(soonest)}"
-    return text
+    if soonest is None:
+        return text
+    throttle = f"GPUs behind {entity_name(soonest.entity)} throttle {_minutes_text(soonest)}"
+    return f"{text}; {throttle}" if texts else f"{throttle}; {text[:1].lower()}{text[1:]}"  # what is wrong comes first
 
 
 def _minutes_text(unit: Unit) -> str:

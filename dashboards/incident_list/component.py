@@ -35,11 +35,10 @@ def incident_list(incidents: Sequence[Incident], now: int, key: str) -> str | No
 
 
 class ListEvents(NamedTuple):
-    """What a person did in the list: the incident to open, those that are selected, and whether `M` was pressed."""
+    """What a person did in the list: the incident to open, and those that are selected."""
 
     picked: str | None
     selected: list[str]
-    mine: bool
 
 
 def selectable_list(
@@ -49,12 +48,13 @@ def selectable_list(
     groups: Mapping[str, str] | None = None,
     reach: Mapping[str, tuple[int, int]] | None = None,
     acknowledge: Callable[[str], None] | None = None,
+    mine: Callable[[], None] = lambda: None,
 ) -> ListEvents:
     """Draws the list in the given order, with boxes and keys.
 
     groups: incident -> heading of its group; incidents of one group follow each other.  reach: incident -> jobs and
     nodes that it reaches, if that is known.  acknowledge: called with the incident whose key was pressed, before the
-    page runs; None: the person may not.
+    page runs; None: the person may not.  mine: called when `M` was pressed, before the page runs.
     """
     rows = [{**_row(i, now, (reach or {}).get(i.id)), "group": (groups or {}).get(i.id, "")} for i in incidents]
 
@@ -68,13 +68,13 @@ def selectable_list(
         data={"items": rows, "selectable": True, "may_write": acknowledge is not None},
         default={"selected": []},
         on_picked_change=lambda: None,
-        on_mine_change=lambda: None,
+        on_mine_change=mine,
         on_acknowledge_change=on_acknowledge,
         on_selected_change=lambda: None,
     )
     shown = {i.id for i in incidents}
     selected = [str(i) for i in drawn.selected or [] if i in shown]
-    return ListEvents(str(drawn.picked) if drawn.picked else None, selected, bool(drawn.mine))
+    return ListEvents(str(drawn.picked) if drawn.picked else None, selected)
 
 
 def sort_incidents(incidents: Sequence[Incident]) -> list[Incident]:

@@ -98,13 +98,17 @@ function selectableLines(list, items, numbers, open, report) {
 
 function startKeys(parent, list, data, component) {
   const legend = parent.querySelector(".keys");
-  const drawn = keyLegend(data.may_write);
+  const drawn = keyLegend(data.may_write, data.items.length);
   if (legend) legend.replaceWith(drawn);
   else list.before(drawn);
   return listenForKeys(list, data.items, {
     open: (id) => component.setTriggerValue("picked", id),
     mine: () => component.setTriggerValue("mine", true),
-    acknowledge: (item) => data.may_write && item.waits && component.setTriggerValue("acknowledge", item.id),
+    acknowledge: (item) => {
+      if (!data.may_write || !item.waits) return;
+      item.waits = false; // sent once; the next data says whether it still waits
+      component.setTriggerValue("acknowledge", item.id);
+    },
   });
 }
 
@@ -124,13 +128,13 @@ export default function (component) {
     ? selectableLines(list, items, numbers, open, (ids) => setStateValue("selected", ids))
     : [head(numbers, true), ...items.map((item) => row(item, numbers, open, true))];
   list.replaceChildren(...lines);
+  list.hidden = selectable && !items.length; // the keys stay: M shows all again
   if (list.fleetpulseStop) list.fleetpulseStop(); // a rerun calls this again without the clean-up of the previous call
   list.fleetpulseStop = () => {};
   if (selectable) list.fleetpulseStop = startKeys(parentElement, list, data, component);
   // a refresh replaces the rows; the keyboard focus stays, or goes to the row that takes the place of a marked one
-  const marked = markedRow(list, items);
   const kept = [...list.querySelectorAll("a, input")].find((p) => (p.href || p.getAttribute("aria-label")) === focused);
   if (kept) kept.focus();
-  if (marked >= 0) markRow(list, items, marked, focused && !kept);
+  keepMark(list, items, focused && !kept);
   return () => list.fleetpulseStop();
 }

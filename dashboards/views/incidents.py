@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import streamlit as st
 
@@ -17,7 +18,7 @@ from dashboards.people_answers import IncidentPage, parse_incident_page
 from dashboards.views import fleet, parts, silencing
 from dashboards.views.form_popover import close_popover, draw_popover
 from dashboards.views.parts import statement, unknown_since
-from dashboards.words import amount
+from dashboards.words import amount, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident
 
@@ -40,8 +41,7 @@ def page() -> None:
 
 
 def _body() -> None:
-    query = parse_query(st.query_params.to_dict(), st.query_params.get_all("filter"))
-    answer = snapshot.fetch(parse_incident_page, "incidents", **query.api_parameters())
+    query, answer = _fetch()
     found = answer.value
     text = "Incidents" if found is None else headline(found.counts, query)
     parts.draw_head(text, [], "", answer, of_now=found is not None)
@@ -51,10 +51,7 @@ def _body() -> None:
     if found is None:
         return
     bar = st.container()
-    if not found.incidents:
-        with bar:
-            _draw_empty(query, answer)
-        return
+    titles = {i.id: plain(i.summary) for i in found.incidents}
     may = identity.may_write("incidents/ID/acknowledge")
     events = selectable_list(
         found.incidents,
@@ -62,15 +59,28 @@ def _body() -> None:
         f"incidents-{query.show}",
         _group_headings(query, found),
         found.reach,
-        (lambda one: _acknowledge([one])) if may else None,
+        (lambda one: _acknowledge([one], titles.get(one, one))) if may else None,
+        lambda: _switch_mine(query),
     )
     with bar:
         _bulk([i for i in found.incidents if i.id in events.selected], found.labels)
+        if not found.incidents:
+            _draw_empty(query, answer)
     _pages(query, found.total)
     if events.picked:
         routes.open_incident(events.picked)
-    if events.mine:
-        _switch_mine(query)
+
+
+def _fetch() -> tuple[ListQuery, snapshot.CachedAnswer[IncidentPage]]:
+    """Returns what the address asks for, and its incidents. A page after the last one shows the first one."""
+    query = parse_query(st.query_params.to_dict(), st.query_params.get_all("filter"))
+    answer = snapshot.fetch(parse_incident_page, "incidents", **query.api_parameters())
+    found = answer.value
+    if found is None or found.incidents or not found.total or query.page == 1:
+        return query, answer
+    _set("page", "")
+    query = replace(query, page=1)
+    return query, snapshot.fetch(parse_incident_page, "incidents", **query.api_parameters())
 
 
 def _switch_mine(query: ListQuery) -> None:
@@ -79,7 +89,6 @@ def _switch_mine(query: ListQuery) -> None:
     own = "" if isinstance(who, identity.Stranger) else who.name
     _set("assignee", "" if query.assignee == own else own)
     _set("page", "")
-    st.rerun(scope="fragment")
 
 
 def headline(counts: Mapping[str, int], query: ListQuery) -> str:
@@ -263,25 +272,31 @@ def _assign(identities: Sequence[str], to: str | None = None) -> None:
         close_popover("bulk-assign")
 
 
-def _acknowledge(identities: Sequence[str]) -> None:
-    _write_all(identities, "acknowledge", {"comment": ""}, "acknowledged")
+def _acknowledge(identities: Sequence[str], title: str = "") -> None:
+    """Acknowledges incidents. title: of the only one, for the result."""
+    _write_all(identities, "acknowledge", {"comment": ""}, "acknowledged", title)
 
 
-def _write_all(identities: Sequence[str], verb: str, body: Mapping[str, str], done: str) -> None:
+def _write_all(identities: Sequence[str], verb: str, body: Mapping[str, str], done: str, title: str = "") -> None:
     """Writes to incidents one after the other; the result says which were not changed."""
     failed: list[str] = []
+    unsure = False
     for number, one in enumerate(identities, 1):
         try:
             snapshot.send(parse_incident, f"incidents/{snapshot.quoted(one)}/{verb}", body)
         except ApiError as error:
-            failed.append(f"{one}: {error}")
+            failed.append(f"{title or one}: {error}")
+            unsure = unsure or error.unsure
             if error.status is None:  # no answer: the others would wait as long
                 failed += identities[number:]
                 break
-    st.session_state[_RESULT] = _describe(len(identities), failed, done)
+    st.session_state[_RESULT] = _describe(len(identities), failed, unsure, done, title)
 
 
-def _describe(wanted: int, failed: Sequence[str], done: str) -> Outcome:
+def _describe(wanted: int, failed: Sequence[str], unsure: bool, done: str, title: str) -> Outcome:
+    """Returns the result of writes. unsure: a response was lost, so what failed may have been written."""
     if not failed:
-        return Outcome("quiet", f"{amount(wanted, 'incident', 'incidents')} {done}.", True)
-    return Outcome("critical", f"{len(failed):,} of {wanted:,} not {done}. {failed[0]}", False)
+        about = f": {title}" if title else ""
+        return Outcome("quiet", f"{amount(wanted, 'incident', 'incidents')} {done}{about}.", True)
+    doubt = ", or it is not known: look before you repeat it" if unsure else ""
+    return Outcome("critical", f"{len(failed):,} of {wanted:,} not {done}{doubt}. {failed[0]}", False)

@@ -32,6 +32,13 @@ def test_the_worst_unit_and_the_time_to_throttling_are_the_headline(site: Any) -
     assert text.index(">CDU c2<") < text.index(">CDU c1<")
 
 
+def test_a_prediction_before_any_incident_is_not_headed_by_no_problem(site: Any) -> None:
+    site.answers["facility"]["counts"] = {kind: {"ok": 2} for kind in site.answers["facility"]["counts"]}
+    text = shown(page(script))
+    assert "GPUs behind CDU c2 throttle in about 9 min; no incident on " in text
+    assert "No problem" not in text
+
+
 def test_cooling_shows_flow_temperatures_pressure_pump_and_what_hangs_on_it(site: Any) -> None:
     text = shown(page(script))
     for part in ("193 L/min", "32.4 °C", "50.3 °C", "17.9 K", "1.98 bar", "1,063 rpm", "32 nodes", "Median of all"):
