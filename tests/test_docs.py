@@ -28,6 +28,7 @@ from pipeline.config import sections
 from pipeline.config.settings import KEY
 from pipeline.foreign.mapping import list_shipped, load_mapping
 from pipeline.ingest.foreign import FOREIGN_COUNTERS
+from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import signals_of_class
 from pipeline.model.topology import Topology
@@ -301,3 +302,13 @@ def test_the_examples_of_exporters_names_are_in_the_mappings() -> None:
     for metric, signal, *_ in rows:
         found = {m.signal for name in list_shipped() for m in load_mapping(name).find_metrics(metric)}
         assert signal in found or signal.startswith("custom:")
+
+
+def test_what_leaves_a_node_names_whatever_identifies_people_and_processes() -> None:
+    """For who judges privacy: keys of events' data that say who or what ran, each with the word that stands for it."""
+    section = (ROOT / "docs/security.md").read_text().partition("## What leaves a node")[2].partition("\n## ")[0]
+    words = {"user": "user", "namespace": "namespace", "pid": "ids of processes", "pids": "ids of processes"}
+    words |= {"comm": "id and name of one that hangs", "process": "an XID names", "text": "with their text"}
+    sent = {key for kind in EVENT_KINDS.values() if not kind.internal for key in kind.data}
+    assert words.keys() <= sent
+    assert [key for key, word in words.items() if word not in section] == []
