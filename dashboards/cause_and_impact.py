@@ -8,8 +8,9 @@ from dashboards import routes
 from dashboards.answers import IncidentDetail
 from dashboards.detail_answers import Explained, Impact, ImpactedJob
 from dashboards.links import Link, Text, detector_link, entity_link, incident_link
-from dashboards.words import age, amount, clock, percent, plain, quantity, recommended_action
+from dashboards.words import age, amount, clock, joined, percent, plain, quantity, recommended_action
 from pipeline.model.entity_names import entity_name
+from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND, Incident
 
 MAX_ALTERNATIVES = 3
@@ -60,17 +61,23 @@ def impact_lines(impact: Impact) -> list[str]:
         if impact.cost is not None:
             total, hourly, currency = impact.cost
             loss += f" ({quantity(total)} {currency}, {quantity(hourly)} {currency} per hour)"
-        lines.append(loss)
     else:
-        lines.append("no GPU-hours lost so far")
-    return lines
+        loss = "no GPU-hours lost so far"
+    owners = {owner: None for j in impact.jobs if (owner := find_owner(j.basis))}
+    if owners and not impact.lost_gpu_hours_per_hour:
+        loss += f" here: the loss of a job is counted once, now in {joined(list(owners))}"
+    return [*lines, loss]
 
 
 def job_rows(impact: Impact) -> list[tuple[Text, ...]]:
     """Returns (job, effect, loss) of the jobs that are hit, as the API orders them."""
-    return [
-        (entity_link(j.job, _job_name(j)), job_effect(j), f"{quantity(j.lost_gpu_hours)} GPU-h") for j in impact.jobs
-    ]
+    return [(entity_link(j.job, _job_name(j)), job_effect(j), _job_loss(j)) for j in impact.jobs]
+
+
+def _job_loss(job: ImpactedJob) -> Text:
+    """Returns the loss that this incident counts; if another one counts it now, as a link there."""
+    lost, owner = f"{quantity(job.lost_gpu_hours)} GPU-h", find_owner(job.basis)
+    return Link(f"{lost}; now in {owner}", routes.href("incident", id=owner)) if owner else lost
 
 
 def _job_name(job: ImpactedJob) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipeline.incidents.job_pace import MINUTE, SLOWER, JobPace
 from pipeline.model.entity_names import entity_name, short_duration
+from pipeline.model.loss_owner import name_owner
 from pipeline.model.records import SECOND, Finding, iso
 
 HOUR = 3600 * SECOND
@@ -188,7 +189,7 @@ class JobLoss:
             return
         self.state = "slow"
         if now.owner != now.mine:
-            self.basis += f"; counted in {now.owner}"
+            self.basis = name_owner(self.basis, now.owner)
         else:
             self.lost += self.gpus * max(0.0, pace.measure_loss(base, self.counted, end, now.time, False))
             self.share = 1 - 1 / ratio
@@ -200,7 +201,7 @@ class JobLoss:
         self.state = "lost" if now.fact is not None and now.fact.state == "lost" else "hanging"
         self.slowdown, self.basis = None, text
         if now.owner != now.mine:
-            self.share, self.basis = 0.0, f"{text}; counted in {now.owner}"
+            self.share, self.basis = 0.0, name_owner(text, now.owner)
         else:
             if self.share < 1 and self.base is not None and now.time > self.counted:
                 spent = pace.measure_loss(self.base, self.counted, now.time, now.time, True)

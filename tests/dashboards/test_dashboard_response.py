@@ -11,6 +11,7 @@ from dashboards.answers import Change, parse_detail
 from dashboards.client import ApiError, Client
 from dashboards.links import Link
 from dashboards.views import silencing
+from pipeline.model.loss_owner import name_owner
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, OPERATOR, incident_table
 from tests.dashboards.test_dashboard_pages import incident_script, page, shown
@@ -288,3 +289,16 @@ def test_merge_offers_the_last_known_incidents_with_their_time(api: Any) -> None
     test = page(incident_script, opened="more-A1", id="A1")
     assert "The list is as of " in shown(test)
     assert [option[:2] for option in test.multiselect(key="more-A1-merge").options] == ["A3"]
+
+
+def test_a_job_whose_loss_another_incident_counts_says_which() -> None:
+    job = {**IMPACT["jobs"][0], "basis": name_owner("step time 9 s, was 6 s before the onset", "B2")}
+    quiet = {"lost_gpu_hours": 0.0, "lost_gpu_hours_per_hour": 0.0, "jobs": [job]}
+    found = detail_answers.parse_impact({**IMPACT, **quiet})
+    assert found is not None
+    assert cause_and_impact.impact_lines(found)[-1] == (
+        "no GPU-hours lost so far here: the loss of a job is counted once, now in B2"
+    )
+    loss = cause_and_impact.job_rows(found)[0][2]
+    assert isinstance(loss, Link)
+    assert (loss.text.endswith(" GPU-h; now in B2"), loss.href) == (True, "incident?id=B2")
