@@ -13,7 +13,7 @@ from dashboards.facility.answers import Facility, Unit, parse_facility
 from dashboards.routes import FACILITY_KINDS, href
 from dashboards.theme import PALETTES
 from dashboards.views import parts
-from dashboards.words import amount, plain, signal_name
+from dashboards.words import age, amount, plain, signal_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, iso
 
@@ -89,7 +89,7 @@ def _one(entity: str) -> None:
 def _headline(unit: Unit, title: str) -> str:
     found = unit.throttle
     if found is not None and found.minutes is not None:
-        when = "now" if not found.minutes else f"in about {found.minutes:.0f} min"
+        when = "now" if not found.minutes else f"in about {age(found.minutes * 60)}"
         return f"{title}: GPUs throttle {when}"
     if unit.abnormal:
         signal = unit.abnormal[0]

@@ -11,10 +11,12 @@ from typing import Any
 import streamlit as st
 
 _CLOSED = "fleetpulse.popovers_closed"
+_DRAWN = "fleetpulse.popovers_drawn"
 
 
 def draw_popover(row: Any, label: str, name: str, primary: bool = False) -> Any:
     """Draws the button in a container. Returns the popover for `with` while it is open, else None."""
+    st.session_state.setdefault(_DRAWN, set()).add(name)
     box = row.popover(label, key=widget_key(name), on_change="rerun", type="primary" if primary else "secondary")
     return box if box.open else None
 
@@ -28,6 +30,11 @@ def close_popover(name: str) -> None:
 def is_open(name: str) -> bool:
     """Returns whether the popover is open."""
     return bool(st.session_state.get(widget_key(name)))
+
+
+def is_any_open() -> bool:
+    """Returns whether a popover of the page is open: then the page's keys are not for what lies below it."""
+    return any(is_open(name) for name in st.session_state.get(_DRAWN, ()))
 
 
 def widget_key(name: str) -> str:

@@ -14,7 +14,7 @@ from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome, act_on_incident
 from dashboards.answers import IncidentDetail
 from dashboards.views import muting, silencing
-from dashboards.views.form_popover import close_popover, draw_popover, is_open
+from dashboards.views.form_popover import close_popover, draw_popover, is_any_open, is_open
 from dashboards.words import clock, joined, plain
 from pipeline.model.entity_names import entity_name
 
@@ -42,7 +42,7 @@ def draw_actions(detail: IncidentDetail) -> None:
             "Acknowledge",
             key="acknowledge",
             type="primary",
-            shortcut="A",
+            shortcut=None if is_any_open() else "A",  # it would act behind an open form
             disabled=incident.state not in ("open", "silenced"),
             on_click=_do,
             args=(_about(detail), "acknowledge", {"comment": ""}, "Acknowledged."),

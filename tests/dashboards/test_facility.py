@@ -68,6 +68,15 @@ def test_names_are_never_markup(site: Any) -> None:
     assert "&lt;b&gt;c3&lt;/b&gt;" in text
 
 
+def test_seconds_to_throttling_are_not_zero_minutes(site: Any) -> None:
+    for one in site.answers["facility"]["units"]:
+        if one["entity"] == "cdu:c2":
+            one["throttle"] |= {"minutes": 0.27}
+    text = shown(page(script, entity="cdu:c2"))
+    assert "CDU c2: GPUs throttle in about 16 s" in text
+    assert "in about 0 min" not in text
+
+
 @pytest.mark.slow
 def test_one_unit_shows_how_its_prediction_is_computed(site: Any) -> None:
     test = page(script, entity="cdu:c2")

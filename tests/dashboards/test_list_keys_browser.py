@@ -147,3 +147,19 @@ def test_an_acknowledgement_without_a_response_is_in_doubt(listed: Any, api: Any
     api.broken["incidents/A1/acknowledge"] = (502, b"")
     press(listed, "ja")
     listed.get_by_text("1 of 1 not acknowledged, or it is not known: look before you repeat it.").wait_for()
+
+
+def test_a_on_an_incident_does_nothing_behind_an_open_form(listed: Any, api: Any) -> None:
+    listed.goto(listed.url.replace("/incidents?", "/incident?id=A1&"))
+    row = listed.locator(".st-key-actions")
+    row.get_by_role("button", name="Comment").click()
+    listed.locator("[data-testid=stPopoverBody] textarea").first.wait_for()
+    listed.locator(".st-key-acknowledge").get_by_text("A", exact=True).wait_for(state="detached")
+    listed.locator(READY).wait_for()
+    listed.keyboard.press("a")
+    row.get_by_role("button", name="Comment").click()
+    listed.locator("[data-testid=stPopoverBody]").wait_for(state="detached")
+    listed.locator(".st-key-acknowledge").get_by_text("A", exact=True).wait_for()
+    assert api.posted == []
+    listed.keyboard.press("a")
+    listed.get_by_text("Acknowledged.").wait_for()
