@@ -43,6 +43,9 @@ LEAST_RATIO = 3.0
 FAST_RATE, FAST_RATIO = 1.5, 4.0
 """The same of warming over RECENT, which has fewer points (K/min, 1). Chosen: 1 in 700 by Student's t with 10 degrees
 of freedom; a rate above that of GPUs that are watched because they are the warmest now."""
+SETTLED = 3
+"""Newest points whose mean must lie above all those before RECENT, for fast warming: GPUs that cooled for a checkpoint
+become as warm as they were. Chosen: the mean of three has little noise."""
 LONGEST = 24 * 60.0
 """Longest prediction (min). Chosen: loads change within a day."""
 MAX_AGE = 60 * SECOND
@@ -115,12 +118,15 @@ def warming_rate(minutes: NDArray[Any], values: NDArray[Any]) -> tuple[float, fl
     """Returns (K/min, standard error, s) of a line that rises significantly, also now, and the time that it is through;
     else 0 K/min, or NaN with too few points.
 
-    minutes: before now, negative.  After a step the line over WINDOW still rises when the temperature no longer does:
-    it counts only if the line over RECENT has half of its slope, within its standard error.
+    minutes: before now, negative.  What only returns to a temperature of before RECENT, as after a checkpoint, is no
+    fast warming.  After a step the line over WINDOW still rises when the temperature no longer does: it counts only if
+    the line over RECENT has half of its slope, within its standard error.
     """
     late = minutes >= -RECENT / SECOND / 60
     now, now_error = fit_rate(minutes[late], values[late])
-    if now >= FAST_RATE and now >= FAST_RATIO * now_error:
+    before = values[~late]
+    returns = len(before) >= LEAST_POINTS and values[late][-SETTLED:].mean() <= before.max()
+    if now >= FAST_RATE and now >= FAST_RATIO * now_error and not returns:
         return now, now_error, RECENT / SECOND
     slope, error = fit_rate(minutes, values)
     if not np.isfinite(slope) or np.ptp(minutes) < LEAST_SPAN:

@@ -157,6 +157,17 @@ def test_gpus_that_are_warmer_since_minutes_but_warm_no_more_are_not_predicted_t
         assert (found["minutes"], found["reason"]) == (None, "its GPUs do not warm")
 
 
+@pytest.mark.parametrize("after", [20, 40, 60, 90, 120, 180, 300])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_gpus_that_cooled_for_a_checkpoint_and_become_as_warm_as_before_do_not_warm(after: int, seed: int) -> None:
+    def curve(minute: float) -> float:
+        """As the demo's GPUs: 14 K less within 40 s of a checkpoint of 50 s, and back in 30 s after its end at 0."""
+        share = np.clip((minute * 60 + 50) / 40, 0, 1) if minute < 0 else 1 - np.clip(minute * 2, 0, 1)
+        return float(56.0 - 14.0 * share)
+
+    assert predicted(curve, after / 60, seed)["reason"] == "its GPUs do not warm"
+
+
 def test_slow_warming_of_the_room_is_predicted() -> None:
     found = predicted(lambda minute: 80.0 + 0.2 * minute, 0.0)
     assert found["rate"] == pytest.approx(0.2, rel=0.3)
