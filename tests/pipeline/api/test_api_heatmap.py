@@ -21,6 +21,7 @@ from pipeline.model.errors import OverLimit, Retryable, UsageError
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
+from pipeline.store.history_files import STEPS
 from pipeline.store.sealing import HOUR
 from tests.pipeline.api.conftest import CLOCKS, StoreBackend
 from tests.pipeline.test_sealing import GPUS, T0, Seal
@@ -187,7 +188,7 @@ def test_a_range_is_the_same_from_recent_rows_and_while_and_after_hours_are_seal
 
 def list_slots(store: Seal, moment: int) -> list[int]:
     with store.database.cursor() as cursor:
-        parts = list(_read_slots(cursor, store.devices, "gpu", moment - 60 * SECOND, moment))
+        parts = list(_read_slots(cursor, store.devices, "gpu", moment - 60 * SECOND, moment, STEPS[0]))
     return sorted({int(slot) for part in parts for slot in part})
 
 
