@@ -290,10 +290,10 @@ def _write_all(identities: Sequence[str], verb: str, body: Mapping[str, str], do
             if error.status is None:  # no answer: the others would wait as long
                 failed += identities[number:]
                 break
-    st.session_state[_RESULT] = _describe(len(identities), failed, unsure, done, title)
+    st.session_state[_RESULT] = _describe(len(identities), failed, done, unsure, title)
 
 
-def _describe(wanted: int, failed: Sequence[str], unsure: bool, done: str, title: str) -> Outcome:
+def _describe(wanted: int, failed: Sequence[str], done: str, unsure: bool = False, title: str = "") -> Outcome:
     """Returns the result of writes. unsure: a response was lost, so what failed may have been written."""
     if not failed:
         about = f": {title}" if title else ""
