@@ -99,10 +99,10 @@ def test_a_selection_is_acknowledged_one_by_one_and_says_what_failed(api: Any) -
     api.incidents["C3"] = {**incident_table("C3"), "findings": [], "history": [], "notifications": []}
     incidents._acknowledge(["A1", "C3"])
     assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge", "incidents/C3/acknowledge"]
-    assert incidents._describe(2, [], False, "acknowledged", "").text == "2 incidents acknowledged."
-    assert incidents._describe(1, [], False, "acknowledged", "hot").text == "1 incident acknowledged: hot."
-    assert incidents._describe(3, ["A1: no"], False, "acknowledged", "").text == "1 of 3 not acknowledged. A1: no"
-    assert "or it is not known" in incidents._describe(3, ["A1: lost"], True, "acknowledged", "").text
+    assert incidents._describe(2, [], "acknowledged").text == "2 incidents acknowledged."
+    assert incidents._describe(1, [], "acknowledged", title="hot").text == "1 incident acknowledged: hot."
+    assert incidents._describe(3, ["A1: no"], "acknowledged").text == "1 of 3 not acknowledged. A1: no"
+    assert "or it is not known" in incidents._describe(3, ["A1: lost"], "acknowledged", unsure=True).text
 
 
 def test_a_selection_is_assigned_to_one_person_and_says_what_failed(api: Any) -> None:
