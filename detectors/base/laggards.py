@@ -36,8 +36,7 @@ class Laggards(State):
     was far below, 0 if it was not.   compared_at: when that was (us).
     """
 
-    least: float = 0.08
-
+    least: float
     mean: Floats = memory(np.nan)
     age: Floats = memory(0.0)
     below: Floats = memory(0.0)

@@ -168,7 +168,7 @@ class Placement(State):
         return np.flatnonzero(alike)
 
 
-def _largest_part(groups: NDArray[np.integer], nodes: Ints, size: int) -> NDArray[np.int64]:
+def _largest_part(groups: NDArray[np.intp], nodes: Ints, size: int) -> NDArray[np.int64]:
     """Returns (size,) members of each group on its node with the most; 0 where no node is known."""
     known = nodes >= 0
     pairs, count = np.unique(groups[known] * (1 + int(nodes.max(initial=0))) + nodes[known], return_counts=True)

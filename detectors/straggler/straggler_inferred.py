@@ -228,9 +228,8 @@ class StragglerInferred(Detector):
         placement = self.placement
         gate = known & self.readings.unexplained(len(known)) & placement.crowded
         clock, time = np.where(known, frame["gpu.sm_clock"], np.nan), frame.time
-        fallen, lasts = self.own.step(clock, gate, placement.numbers["node"], time, self.kinds(frame))
         less = self.laggards.step(activity, placement.groups, time, known & placement.job_known)
-        return fallen, lasts, less
+        return *self.own.step(clock, gate, placement.numbers["node"], time, self.kinds(frame)), less
 
     def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:
         """Returns (N,) SM activity, else tensor activity, NaN where not measured; and which GPUs work."""
@@ -368,11 +367,15 @@ class StragglerInferred(Detector):
                 found.append(self._describe(now, suspicion, side, known, due))
         return found
 
+    def _held(self, side: int, mine: NDArray[np.intp], time: int) -> float:
+        """Returns the s for which these GPUs show what a side says, in the median."""
+        since = self.symptoms.since[side][mine]
+        return (time - float(np.median(since[since > 0]))) / SECOND if (since > 0).any() else 0.0
+
     def _decide(self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], alone: bool) -> Level:
         """Returns the level. Without a low clock, only what the job has lost since shows the harm."""
         mine, time = suspicion.slots, now.frames["gpu"].time
-        since = self.symptoms.since[side][mine]
-        held = (time - float(np.median(since[since > 0]))) / SECOND if (since > 0).any() else 0.0
+        held = self._held(side, mine, time)
         loss, cost = float(now.losses[self.placement.numbers["job"][mine[0]]]), float(now.effect[side][mine].max())
         if side == 0:
             told = any(cause.physical and not cause.is_clock for cause in causes)
@@ -394,11 +397,8 @@ class StragglerInferred(Detector):
     def _find_causes(self, now: Instant, suspicion: Suspicion, side: int) -> list[Cause]:
         """Returns what GPUs and node show: of low clocks why, of waiting GPUs the host for which they wait."""
         mine, placement = suspicion.slots, self.placement
-        peers, time = placement.others(mine, now.counted), now.frames["gpu"].time
-        column = np.arange(len(now.counted))
-        found = self.readings.find_causes(placement, mine, peers, column, self.clocks, time)
-        share, since = -float(np.expm1(-np.median(now.effect[side][mine]))), self.symptoms.since[side][mine]
-        lasts = bool((since > 0).any()) and time - float(np.median(since[since > 0])) >= self.hold * SECOND
+        time, share = now.frames["gpu"].time, -float(np.expm1(-np.median(now.effect[side][mine])))
+        lasts = self._held(side, mine, time) >= self.hold
         if side == 0 and now.fallen[mine].any():
             low = f"SM clock {100 * share:.0f} %"
             text = f"{low} below its own past, without an event reason"
@@ -406,6 +406,8 @@ class StragglerInferred(Detector):
         if side == 2 and suspicion.single and now.less[mine].all():
             text = f"SMs {100 * share:.0f} % less active than those of all peers since it works with them"
             return [Cause("sm_less_active", "since start", text, "gpu.sm_active", lasts, share)]
+        peers, column = placement.others(mine, now.counted), np.arange(len(now.counted))
+        found = self.readings.find_causes(placement, mine, peers, column, self.clocks, time)
         if side:
             departs = float(np.abs(now.effect[side][mine]).max())
             found = drop_small_cap([cause for cause in found if cause.key == POLICY], departs, HARM)
