@@ -146,6 +146,8 @@ class CoolantEdge(Detector):
                 read.add(entity)
                 # without a valid limit any flow is normal: its agent reports again if it is not
                 sensor["well"] = sensor["well"] + 1 if value > (sensor["limit"] or 0.0) * _RECOVERED else 0
+                if value < (sensor["limit"] or 0.0):
+                    sensor["value"] = value  # a pump runs down: its event has only the first value under the limit
                 if sensor["well"] >= self.well:
                     del self.collapsed[entity][signal]
                     if not self.collapsed[entity]:

@@ -110,6 +110,16 @@ def test_a_collapse_pages_with_its_event_and_ends_with_its_event(site, watch):
     assert START + 23 * STEP <= found[-1].time < START + 30 * STEP
 
 
+def test_a_collapse_is_reported_with_the_newest_flow_under_its_limit(site, watch):
+    def run_down(tick, values):
+        values["coolant"]["coolant.flow"][0] = {5: 120.0, 6: 100.0}.get(tick, 85.0) if tick >= 5 else 300.0
+        return with_events(flow(5))(tick, values)
+
+    found = watch(CoolantEdge(), site, 40, run_down)
+    ends = [f.summary.partition(";")[0] for f in (found[0], found[-1])]
+    assert ends == [f"CDU c0: flow {n} L/min, minimum 210" for n in (120, 85)]
+
+
 def test_a_collapse_that_was_over_within_the_frame_is_a_suspect_once(site, watch):
     time = START + 5 * STEP
     over = Event(time + 6 * SECOND, LOOP, "flow_collapse", {**flow(5).data, "state": "cleared"})
