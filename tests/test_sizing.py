@@ -89,7 +89,7 @@ def test_a_row_of_the_server_is_nodes_times_one_node_and_plans_with_the_upper_en
     assert (float(row[1]), float(row[2])) == pytest.approx((nodes * LOW / 1e3, nodes * HIGH / 1e3), rel=0.12)
     assert row[3] == "not one" or int(row[3]) >= 3 * nodes * HIGH / 1e3 + 1
     assert read_bytes(row[4]) == pytest.approx(nodes * HOT * PER_DAY, rel=0.15)
-    assert read_bytes(row[5]) == pytest.approx(nodes * (SEALED + ROLLUP) * PER_DAY * MONTH, rel=0.05)
+    assert read_bytes(row[5]) == pytest.approx(nodes * (SEALED + ROLLUP) * PER_DAY * MONTH, rel=0.01)
 
 
 def test_all_sizes_of_the_table_were_checked() -> None:

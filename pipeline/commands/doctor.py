@@ -217,14 +217,21 @@ def permissions(config: Config) -> Check:
 
 
 def secrets(config: Config) -> Check:
-    """Checks that other users cannot read files with tokens, passwords and keys."""
-    files = private_files.list_secret_files(config)
-    found = private_files.find_open_secrets(config)
-    if found:
-        meaning = "other users can use these secrets"
-        paths = " ".join(str(path) for key, path in files.items() if any(key in text for text in found))
-        return Check("secrets", "warn", "; ".join(found), meaning, f"chmod 600 {paths}")
-    return Check("secrets", "ok", f"{len(files)} files, not accessible to other users" if files else "none configured")
+    """Checks that files with tokens, passwords and keys exist, and that other users cannot read them."""
+    files = set(private_files.list_secret_files(config).values())
+    if found := private_files.list_open_secrets(config):
+        paths = " ".join(dict.fromkeys(str(path) for _, path, _ in found))
+        text = "; ".join(private_files.find_open_secrets(config))
+        return Check("secrets", "warn", text, "other users can use these secrets", f"chmod 600 {paths}")
+    if absent := private_files.find_absent_secrets(config):
+        meaning = "what needs them does not start or cannot log in"
+        fix = "write them (tokens: fleetpulse init), or correct the keys; docs/security.md#secrets"
+        return Check("secrets", "warn", "; ".join(absent), meaning, fix)
+    if hidden := private_files.find_hidden_secrets(config):
+        text = f"{len(hidden)} of {len(files)} cannot be looked at by this user; run doctor as root"
+        return Check("secrets", "info", text)
+    count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
+    return Check("secrets", "ok", f"{count}, not accessible to other users" if files else "none configured")
 
 
 def spool_disk(config: Config, mounts: Path = Path("/proc/self/mounts")) -> Check:

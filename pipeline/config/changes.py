@@ -16,14 +16,16 @@ _LONGEST = 60
 
 
 def compare_configs(here: Config, there: Config) -> Sequence[Mapping[str, Any]]:
-    """Returns the keys whose values differ."""
+    """Returns the keys whose values differ. Of a table that one side leaves empty the keys of the other side say it."""
     first, second = dict(flatten(here)), dict(flatten(there))
     keys = dict.fromkeys([*first, *second])
-    return [
-        {"key": key, "here": first.get(key), "there": second.get(key)}
-        for key in keys
-        if first.get(key) != second.get(key)
-    ]
+    rows = [{"key": key, "here": first.get(key), "there": second.get(key)} for key in keys]
+    return [row for row in rows if row["here"] != row["there"] and not _is_empty_side(row["here"], row["there"])]
+
+
+def _is_empty_side(here: Any, there: Any) -> bool:
+    """Returns whether one side has an empty table or list where the other has keys below it."""
+    return (here is None and there in ({}, [])) or (there is None and here in ({}, []))
 
 
 def flatten(config: Config) -> Iterator[tuple[str, Any]]:

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.runtime.systemd import CREDENTIALS
 
 DROP_INS = Path("/etc/systemd/system")
 """Folder of the drop-ins and units that `fleetpulse setup`, Ansible and administrators write."""
+RUNTIME = Path("/run/systemd/system")
+"""Folder of those that last until the next start of the host (`systemctl edit --runtime`)."""
 PACKAGED = Path("/usr/lib/systemd/system")
-"""Folder of the units of our packages; a unit of the same name in DROP_INS takes the place of one of these."""
-_LOADED = re.compile(r"^[ \t]*LoadCredential[ \t]*=[ \t]*([^:\s]+):(/\S+)\s*$", re.MULTILINE)
+"""Folder of the units of our packages. systemd takes a file of a name from DROP_INS, else RUNTIME, else here."""
+_LOADED = re.compile(r"^[ \t]*LoadCredential(Encrypted)?[ \t]*=[ \t]*([^:\s]+):(/\S+)\s*$", re.MULTILINE)
 
 
-def list_handed_out() -> dict[Path, Path]:
-    """Returns copy -> file of each secret that a drop-in or a unit hands out, below DROP_INS or of our packages."""
-    found: dict[Path, Path] = {}
-    units = {file.name: file for folder in (PACKAGED, DROP_INS) for file in folder.glob("fleetpulse-*.service")}
-    for file in (*units.values(), *sorted(DROP_INS.glob("fleetpulse-*.service.d/*.conf"))):
+@dataclass(frozen=True, slots=True)
+class HandedOut:
+    """The file that a unit's copy is made from. encrypted: only systemd can read what is in it."""
+
+    file: Path
+    encrypted: bool = False
+
+
+def list_handed_out() -> dict[Path, HandedOut]:
+    """Returns the file behind each copy that a unit or a drop-in hands out, in the three folders."""
+    units: dict[str, Path] = {}
+    drop_ins: dict[tuple[str, str], Path] = {}
+    for folder in (PACKAGED, RUNTIME, DROP_INS):
+        units |= {file.name: file for file in folder.glob("fleetpulse-*.service")}
+        found = folder.glob("fleetpulse-*.service.d/*.conf")
+        drop_ins |= {(file.name, file.parent.name.removesuffix(".d")): file for file in found}
+    named = [*units.items(), *((unit, drop_ins[name, unit]) for name, unit in sorted(drop_ins))]
+    copies: dict[Path, HandedOut] = {}
+    for unit, file in named:
         try:
             text = file.read_text()
         except (OSError, UnicodeDecodeError):
             continue  # systemd reports it when the unit starts
-        unit = file.name if file.suffix == ".service" else file.parent.name.removesuffix(".d")
-        found |= {CREDENTIALS / unit / name: Path(path) for name, path in _LOADED.findall(text)}
-    return found
+        loaded = _LOADED.findall(text)
+        copies |= {CREDENTIALS / unit / name: HandedOut(Path(path), bool(form)) for form, name, path in loaded}
+    return copies
 
 
 def is_copy(path: Path) -> bool:

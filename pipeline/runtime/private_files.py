@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.runtime.credentials import list_handed_out
+from pipeline.runtime.credentials import explain_missing, is_copy, list_handed_out
 
 if TYPE_CHECKING:
     from pipeline.config.sections import Config
@@ -62,15 +62,16 @@ def open_private(path: str, flags: int) -> int:
 def list_secret_files(config: Config) -> dict[str, Path]:
     """Returns configuration key -> file with a token, password or private key; of a unit's copy, what it is made from.
 
-    Also what drop-ins of our units hand out by LoadCredential=, as its key may be set by the unit alone.
+    Also what drop-ins of our units hand out by LoadCredential=, as its key may be set by the unit alone. Of a file that
+    is encrypted (LoadCredentialEncrypted=) the copy: only that has the secret.
     """
     found: dict[str, Path] = {}
     sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     _find_secrets("", sections, found)
-    copies = list_handed_out()
-    found = {key: copies.get(path, path) for key, path in found.items()}
-    others = {file: copy.name for copy, file in copies.items() if file not in found.values() and os.path.exists(file)}
-    return found | {f"LoadCredential={name}": file for file, name in others.items()}
+    sources = {copy: copy if out.encrypted else out.file for copy, out in list_handed_out().items()}
+    found = {key: sources.get(path, path) for key, path in found.items()}
+    others = {path: copy.name for copy, path in sources.items() if path not in found.values() and os.path.exists(path)}
+    return found | {f"LoadCredential={name}": path for path, name in others.items()}
 
 
 def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:
@@ -85,13 +86,49 @@ def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:
         _find_secrets(name, below, found)
 
 
+def list_open_secrets(config: Config) -> list[tuple[str, Path, int]]:
+    """Returns (key, file, mode) of each secret file that other users can access."""
+    modes = ((key, path, _mode(path, links=True)) for key, path in list_secret_files(config).items())
+    return [(key, path, mode) for key, path, mode in modes if mode is not None and mode & _OTHERS]
+
+
 def find_open_secrets(config: Config) -> list[str]:
     """Returns a warning for each secret file that other users can access."""
     return [
         f"{key} = '{path}' has mode {mode:04o}: other users of this host can read it; run: chmod 600 {path}"
-        for key, path in list_secret_files(config).items()
-        if (mode := _mode(path, links=True)) is not None and mode & _OTHERS
+        for key, path, mode in list_open_secrets(config)
     ]
+
+
+def find_absent_secrets(config: Config) -> list[str]:
+    """Returns which keys name a file that does not exist, and for a unit's copy that none hands out, what is missing.
+
+    A copy that the unit gets when it starts is not absent; the file that it is made from may be. What cannot be looked
+    at, as this user may not enter its folder, does not count: see `find_hidden_secrets`.
+    """
+    copies, found = list_handed_out(), []
+    for key, path in list_secret_files(config).items():
+        file = copies[path].file if path in copies else path
+        if _look(file) is None:
+            why = f"; {explain_missing(path)}" if is_copy(file) else ""
+            found.append(f"{key} = '{file}' does not exist{why}")
+    return found
+
+
+def find_hidden_secrets(config: Config) -> list[Path]:
+    """Returns the secret files in folders that this user may not enter."""
+    return sorted({path for path in list_secret_files(config).values() if _look(path) is False})
+
+
+def _look(path: Path) -> bool | None:
+    """Returns whether a file could be looked at; None if it does not exist."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return False
+    return True
 
 
 def list_state_roots(config: Config) -> Iterator[Path]:

@@ -192,6 +192,21 @@ def test_diff_lists_the_keys_whose_values_differ(main: Path, tmp_path: Path) -> 
     assert row == {"key": "site.name", "here": "east", "there": "west"}
 
 
+def test_a_table_or_list_that_one_side_lacks_is_shown_by_its_keys_alone(tmp_path: Path) -> None:
+    """There was a row `collector {}` beside the key that differs."""
+    here, there = tmp_path / "here.toml", tmp_path / "there.toml"
+    here.write_text("")
+    receiver = '[[notify.slack]]\nname = "a"\nurl_file = "/etc/a"\n'
+    there.write_text(f"[collector.pci]\ngpus_expected = 8\n{receiver}")
+    found = rows("diff", str(there), "--config", str(here))
+    assert {"key": "collector.pci.gpus_expected", "here": None, "there": 8} in found
+    assert {"collector", "notify.slack"}.isdisjoint(row["key"] for row in found)
+    assert not [row for row in found if row["here"] in ({}, []) or row["there"] in ({}, [])]
+    there.write_text('[agent]\ncollectors = ["cpu"]\n')
+    (row,) = rows("diff", str(there), "--config", str(here))
+    assert row == {"key": "agent.collectors", "here": [], "there": ["cpu"]}
+
+
 def test_a_group_that_differs_is_seen_as_its_nodes_read_it(main: Path, tmp_path: Path) -> None:
     """As this host reads two files whose groups of other nodes differ, they are the same."""
     other = tmp_path / "other.toml"

@@ -21,6 +21,7 @@ def etc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of a packaged host in which `fleetpulse setup` writes; no unit runs."""
     monkeypatch.setattr(credentials, "DROP_INS", tmp_path / "systemd/system")
     monkeypatch.setattr(credentials, "PACKAGED", tmp_path / "lib")
+    monkeypatch.setattr(credentials, "RUNTIME", tmp_path / "run-units")
     monkeypatch.setattr(credentials, "CREDENTIALS", tmp_path / "run")
     monkeypatch.setattr(setup_receiver, "CREDENTIALS", tmp_path / "run")
     return tmp_path
@@ -99,4 +100,86 @@ def test_the_token_of_the_executor_is_known_by_the_unit_of_its_package(etc: Path
     changed = etc / "systemd/system/fleetpulse-executor.service"
     changed.parent.mkdir(parents=True)
     changed.write_text("[Service]\nLoadCredential = token:/etc/other\n")
-    assert list(credentials.list_handed_out().values()) == [Path("/etc/other")], "it replaces the package's"
+    assert [out.file for out in credentials.list_handed_out().values()] == [Path("/etc/other")], (
+        "it replaces the package's"
+    )
+
+
+LINE = "[Service]\nLoadCredential{form}={name}:{file}\n"
+
+
+def hand_out(folder: Path, drop_in: str, file: Path, form: str = "") -> None:
+    made = folder / "fleetpulse-pipeline.service.d" / drop_in
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(LINE.format(form=form, name="on-call.secret", file=file))
+
+
+def test_a_drop_in_of_this_start_of_the_host_counts_unless_one_of_etc_has_its_name(etc: Path) -> None:
+    """`systemctl edit --runtime` writes below /run; systemd takes the file of a name from /etc first."""
+    hand_out(etc / "run-units", "on-call.conf", etc / "runtime")
+    (check,) = notify.check_receivers(config_of(etc))
+    assert (check.state, check.fix) == ("warn", "systemctl enable --now fleetpulse-pipeline")
+    hand_out(etc / "systemd/system", "on-call.conf", etc / "lasting")
+    assert [out.file for out in credentials.list_handed_out().values()] == [etc / "lasting"]
+    hand_out(etc / "run-units", "on-call.d.conf", etc / "runtime")
+    assert [out.file for out in credentials.list_handed_out().values()] == [etc / "runtime"], "the last name wins"
+
+
+def test_of_an_encrypted_secret_the_copy_is_checked_and_hidden_not_the_file_that_all_may_read(etc: Path) -> None:
+    file = etc / "on-call.cred"
+    file.write_text("encrypted-for-this-host\n")
+    file.chmod(0o644)
+    hand_out(etc / "systemd/system", "on-call.conf", file, "Encrypted")
+    config = config_of(etc)
+    (check,) = notify.check_receivers(config)
+    assert check.state == "warn", "its unit does not run yet"
+    assert doctor.secrets(config).state == "ok"
+    copy = setup_receiver.find_copy(etc / "on-call.secret")
+    copy.parent.mkdir(parents=True)
+    copy.write_text(f"{ADDRESS}\n")
+    copy.chmod(0o400)
+    assert doctor.secrets(config).state == "ok"
+    assert ADDRESS in support.find_secrets(config)
+    file.unlink()
+    assert doctor.secrets(config).found == f"notify.slack.0.url_file = '{file}' does not exist"
+
+
+def test_a_secret_file_that_does_not_exist_is_a_warning_and_two_keys_of_one_file_are_one_file(etc: Path) -> None:
+    tokens = etc / "tokens"
+    config = load_config(None, {})
+    config = replace(config, api=replace(config.api, token_file=tokens))
+    config = replace(config, dashboard=replace(config.dashboard, token_file=tokens))
+    check = doctor.secrets(config)
+    assert check.state == "warn"
+    assert f"api.token_file = '{tokens}' does not exist" in check.found
+    assert "fleetpulse init" in check.fix
+    tokens.touch(0o600)
+    assert (doctor.secrets(config).state, doctor.secrets(config).found.split(",")[0]) == ("ok", "1 file")
+
+
+def test_a_copy_that_nothing_hands_out_is_absent_and_one_that_is_handed_out_is_looked_for_at_its_source(
+    etc: Path, secret: Path
+) -> None:
+    assert doctor.secrets(config_of(etc)).state == "ok"
+    secret.unlink()
+    assert doctor.secrets(config_of(etc)).found.endswith(f"'{secret}' does not exist")
+    (etc / "systemd/system/fleetpulse-pipeline.service.d/on-call.conf").unlink()
+    check = doctor.secrets(config_of(etc))
+    assert check.state == "warn"
+    assert check.found.endswith("no drop-in of fleetpulse-pipeline.service has LoadCredential=on-call.secret:FILE")
+
+
+def test_a_file_in_a_folder_that_the_user_may_not_enter_is_neither_absent_nor_sound(
+    etc: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests run as root, which enters every folder."""
+    stat = private_files.os.stat
+
+    def deny(path: object, **more: bool) -> object:
+        if Path(str(path)) == secret:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(private_files.os, "stat", deny)
+    check = doctor.secrets(config_of(etc))
+    assert (check.state, check.found) == ("info", "1 of 1 cannot be looked at by this user; run doctor as root")
