@@ -86,7 +86,9 @@ def _job_name(job: ImpactedJob) -> str:
 
 
 def job_effect(job: ImpactedJob) -> str:
-    """Returns `31 % slower`, or the state with the reason why the slowdown is not measured."""
+    """Returns `31 % slower`, that it recovered, or the state with the reason why the slowdown is not measured."""
+    if job.state == "unaffected" and job.lost_gpu_hours and job.basis:
+        return f"recovered: {job.basis}"
     if job.slowdown is not None and job.state in ("slow", "unaffected"):
         return f"{percent(job.slowdown)} slower" if job.slowdown >= 0.005 else "not slower"
     text = _JOB_STATES.get(job.state, job.state)

@@ -330,6 +330,8 @@ MOST_ODDS = 1_000_000
 """Odds beyond which the number says no more to people. Chosen."""
 MIN_BAND_PEERS = 5
 """Fewest peers for which a band of 80 % is drawn; with fewer, the median is enough. Chosen."""
+NARROW = 560
+"""Width of a chart (px) below which each name of the legend has a line of its own. Chosen: the names need about 500."""
 GAP_STEPS = 3
 """A line breaks where points are further apart than this many usual steps. Chosen."""
 _DAY = 86_400 * SECOND
@@ -348,6 +350,7 @@ def peers_chart(series: Series, onset: int, palette: Palette, height: int = HEIG
         symbolStrokeWidth=5,
         symbolSize=50,
         labelLimit=400,
+        columns=alt.ExprRef(f"width < {NARROW} ? 1 : 3"),
     )
     colour = alt.Color("mark:N", scale=scale, legend=legend)
     x = alt.X("time:T", title=None, scale=alt.Scale(type="utc", nice=False), axis=_time_axis(series))

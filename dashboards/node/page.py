@@ -56,6 +56,7 @@ EXPECTED = "Expected a node or a device of it in the address: /node?entity=node:
 def page() -> None:
     """Draws the page of the entity in the address."""
     asked = st.query_params.get("entity", "").strip()
+    asked = asked if ":" in asked or not asked else f"node:{asked}"
     kind, _, name = asked.partition(":")
     if not kind or not name:
         _draw_missing("No node selected.", EXPECTED)

@@ -12,6 +12,7 @@ from dashboards import markup, routes, snapshot
 from dashboards.act_answers import Act, parse_act
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
+from dashboards.views.form_popover import close_popover
 from dashboards.views.silencing import draw_right
 
 _RESULT, _OPEN = "fleetpulse.acts.result", "fleetpulse.acts.open"
@@ -36,7 +37,7 @@ class Draft:
 
 
 def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
-    """Draws the form of a new act; verbs that are off are not offered."""
+    """Draws the form of a new act, in a popover of its key, and its result; verbs that are off are not offered."""
     key, verbs = draft.key, [verb for verb, mode in modes.items() if mode != "off"]
     if not verbs:
         st.html(markup.notice("All verbs are off: see [acts] in the configuration."))
@@ -53,6 +54,7 @@ def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
     st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
     st.text_input("Reason", draft.reason, key=f"{key}-reason", placeholder="Why, for the approver")
     st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(draft,))
+    draw_result()
 
 
 def _propose(draft: Draft) -> None:
@@ -74,6 +76,8 @@ def _propose(draft: Draft) -> None:
         state[_RESULT] = "", Outcome("degraded", "Enter at least one node, and a reason.", False)
         return
     propose(body)
+    if state[_OPEN]:
+        close_popover(key)
 
 
 def propose(body: Mapping[str, Any]) -> None:

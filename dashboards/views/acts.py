@@ -13,6 +13,7 @@ from dashboards.act_answers import Act, ActList, Plan, parse_act, parse_acts
 from dashboards.links import Link, Text, entity_link, incident_link
 from dashboards.views import parts
 from dashboards.views.act_form import Draft, draw_form, draw_result, open_proposed, propose, send
+from dashboards.views.form_popover import draw_popover, is_open
 from dashboards.views.silencing import draw_right
 from dashboards.words import ago, amount, clock, joined
 
@@ -63,14 +64,16 @@ def _draw_list() -> None:
     found, now = answer.value, snapshot.now()
     parts.draw_head("Acts" if found is None else headline(found), [], "", answer, of_now=found is not None)
     parts.draw_error(answer)
-    draw_result()
+    if not is_open("acts-new"):
+        draw_result()
     if found is None:
         return
     if found.breaker:
         st.html(markup.notice(f"{found.breaker}. People still may act.", "critical", "Policies are stopped."))
     st.html(markup.empty("Modes: " + ", ".join(f"{verb} {mode}" for verb, mode in found.modes.items())))
-    with st.popover("Propose an act", key="acts-new", type="primary"):
-        draw_form(Draft("acts-new"), found.modes)
+    if form := draw_popover(st, "Propose an act", "acts-new", primary=True):
+        with form:
+            draw_form(Draft("acts-new"), found.modes)
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
     open_ = [act for act in found.acts if act.open]
     st.html(markup.section("Open", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
@@ -257,8 +260,9 @@ def draw_of_incident(incident: str, nodes: str) -> None:
     rows = [row[:3] for row in act_rows(list(found.acts), snapshot.now())]
     st.html(markup.table(("Act", "State", "Requested by"), rows, "No act was proposed for this incident."))
     row = st.container(horizontal=True)
-    with row.popover("Plan an act", key="incident-act"):
-        draw_form(Draft("incident-act", incident, nodes), found.modes)
+    if form := draw_popover(row, "Plan an act", "incident-act"):
+        with form:
+            draw_form(Draft("incident-act", incident, nodes), found.modes)
     snapshot.api_url()  # asks for access, as every read does
     client = replace(snapshot.make_client(), timeout=PACKET_S)
     row.download_button(
@@ -270,4 +274,5 @@ def draw_of_incident(incident: str, nodes: str) -> None:
         help="For a return to the vendor: serial numbers, firmware, errors, counters, peers and tests, as a zip",
         on_click="ignore",
     )
-    draw_result()
+    if not is_open("incident-act"):
+        draw_result()

@@ -18,14 +18,49 @@ _FIRST_US = 10**15
 _OF_SIGNAL = frozenset({"value", "usual", "limit", "before", "expected"})
 """Facts in the unit of the event's `signal`."""
 
+_OF_COLLAPSE = ("value", "usual", "share", "since")
+_OF_RISE = ("value", "rise", "seconds", "limit", "since")
+"""Facts of the events of agents/node/edge/coolant.py and temperature.py."""
+
 
 def describe_facts(data: Mapping[str, Any], most: int | None = None) -> str:
     """Returns the facts of an event in one line, `most` of them; empty ones are left out."""
     signal = CATALOGUE.get(str(data.get("signal")))
     unit = "" if signal is None or signal.unit == "1" else signal.unit
+    if signal is not None and all(_is_number(data.get(key)) for key in _OF_COLLAPSE):
+        return _describe_collapse(data, signal.column.replace("_", " "), unit)
+    if signal is not None and all(_is_number(data.get(key)) for key in _OF_RISE):
+        return _describe_rise(data, signal.column.replace("_", " "), unit)
     known = [(str(key), value) for key, value in data.items() if value not in (None, "", [], {})]
     shown = [_describe_fact(key, value, unit if key in _OF_SIGNAL else "") for key, value in known[:most]]
     return ", ".join(shown) + (", ..." if most is not None and len(known) > most else "")
+
+
+def _describe_collapse(data: Mapping[str, Any], name: str, unit: str) -> str:
+    """Returns what a sensor of coolant shows, and what it usually does."""
+    limit, since = data["share"] * data["usual"], _since(data)
+    shown = f"{name} {data['value']:.4g} {unit}, usual {data['usual']:.4g} {unit}"
+    if data.get("state") == "cleared":
+        return f"ended: {shown}; low {since}" + (f" ({data['why']})" if data.get("why") else "")
+    others = data.get("others")
+    beside = [
+        f"; {CATALOGUE[other].column.replace('_', ' ')} at {100 * share:.3g} % of usual"
+        for other, share in (others.items() if isinstance(others, Mapping) else ())
+        if other in CATALOGUE and _is_number(share)
+    ]
+    return f"{shown}, limit {limit:.4g} {unit}{''.join(beside)}; {since}"
+
+
+def _describe_rise(data: Mapping[str, Any], name: str, unit: str) -> str:
+    """Returns how fast a temperature rises. limit: in K/s."""
+    if data.get("state") == "cleared":
+        return f"ended: {name} {data['value']:.4g} {unit}; rose {_since(data)}"
+    fast = f"{data['rise']:.3g} K in {data['seconds']:.3g} s, limit {data['limit']:.3g} K/s"
+    return f"{name} {data['value']:.4g} {unit}, {fast}; {_since(data)}"
+
+
+def _since(data: Mapping[str, Any]) -> str:
+    return f"since {_text(int(data['since']))[11:]}"
 
 
 def _describe_fact(key: str, value: Any, unit: str) -> str:

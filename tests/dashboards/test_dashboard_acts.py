@@ -177,15 +177,25 @@ def test_for_a_verb_without_an_undo_the_name_of_the_node_is_typed(acts: Any) -> 
 
 
 def test_an_act_is_proposed_with_nodes_and_a_reason(acts: Any) -> None:
-    test = page(acts_script)
+    test = page(acts_script, opened="acts-new")
     test.button(key="acts-new-send").click().run()
-    assert "Enter at least one node, and a reason." in shown(test)
+    assert shown(test).count("Enter at least one node, and a reason.") == 1
+    assert test.session_state["acts-new-0"], "the form is still open, with its result"
     test.text_area(key="acts-new-nodes").input("n042\nnode:n043")
     test.text_input(key="acts-new-reason").input("corrupts data")
     test.button(key="acts-new-send").click().run()
     assert acts.posted[0][0] == "acts"
     assert acts.posted[0][1]["targets"] == ["node:n042", "node:n043"]
     assert acts.posted[0][1]["verb"] == "hold"
+    assert not any(button.key == "acts-new-send" for button in test.button), "the form is done"
+
+
+def test_the_key_a_does_nothing_behind_the_form_of_a_new_act(acts: Any) -> None:
+    closed = page(incident_script, id="A1")
+    assert closed.button(key="acknowledge").proto.shortcut
+    opened = page(incident_script, opened="incident-act", id="A1").run()
+    assert opened.button(key="incident-act-send")
+    assert not opened.button(key="acknowledge").proto.shortcut
 
 
 def test_names_and_reasons_from_outside_are_text(acts: Any) -> None:

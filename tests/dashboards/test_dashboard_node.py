@@ -87,9 +87,13 @@ def test_hostile_names_are_shown_as_text(api: Any) -> None:
     assert "<i>no driver" not in text
 
 
-@pytest.mark.parametrize("asked", ["", "n003", "node:"])
+@pytest.mark.parametrize("asked", ["", "node:", ":n003"])
 def test_an_address_without_an_entity_says_what_is_expected(api: Any, asked: str) -> None:
     assert "Expected a node or a device of it in the address" in shown(page(node_script, entity=asked))
+
+
+def test_a_name_without_its_kind_is_a_node(api: Any) -> None:
+    assert "Node n9 is not known." in shown(page(node_script, entity="n9"))
 
 
 def test_an_unknown_node_is_not_found(api: Any) -> None:

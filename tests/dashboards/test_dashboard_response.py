@@ -262,6 +262,15 @@ def test_a_job_without_a_measured_slowdown_says_why() -> None:
     assert isinstance(cause_and_impact.job_rows(job)[0][0], Link)
 
 
+def test_a_job_that_runs_as_before_has_recovered_if_it_lost_time() -> None:
+    basis = "step time 4.61 s, was 4.58 s before the onset"
+    now = {"slowdown": 0.007, "state": "unaffected", "basis": basis}
+    hit, never_hit = ({**IMPACT["jobs"][0], **now, "lost_gpu_hours": lost} for lost in (25.8, 0.0))
+    impact = detail_answers.parse_impact({**IMPACT, "jobs": [hit, never_hit]})
+    assert impact is not None
+    assert [cause_and_impact.job_effect(job) for job in impact.jobs] == [f"recovered: {basis}", "1 % slower"]
+
+
 def test_a_conflict_names_people_only() -> None:
     changes = [Change(NOW, "updated", acting.MACHINE, "", 2), Change(NOW - 60 * SECOND, "resolved", "bob", "fixed", 3)]
     text = acting.describe_conflict(changes, NOW)

@@ -31,8 +31,36 @@ RANKS = {f"rank:81.{i}": {"gpu": f"gpu:n003.{i}", "stage": "stage:81.0"} for i i
                 "value": 327.03484319045583,
                 "why": "recovered",
             },
-            "signal flow, share 70 %, since 2026-11-28T03:13:46Z, state cleared, usual 328.3 L/min, value 327 L/min, "
-            "why recovered",
+            "ended: flow 327 L/min, usual 328.3 L/min; low since 03:13:46Z (recovered)",
+        ),
+        (
+            {
+                "signal": "coolant.flow",
+                "share": 0.7,
+                "since": 1_795_835_626_000_000,
+                "state": "active",
+                "usual": 328.3286229539167,
+                "value": 199.0,
+                "others": {"coolant.pressure": 0.37, "other.signal": 0.2},
+            },
+            "flow 199 L/min, usual 328.3 L/min, limit 229.8 L/min; pressure at 37 % of usual; since 03:13:46Z",
+        ),
+        (
+            {"signal": "coolant.flow", "share": "0.7", "since": 1, "usual": 328.0, "value": 199.0},
+            "signal flow, share 0.7, since 1, usual 328 L/min, value 199 L/min",
+        ),
+        (
+            {
+                "signal": "gpu.temperature",
+                "value": 58.25,
+                "rise": 13.0,
+                "seconds": 13.0,
+                "slope": 1.0,
+                "limit": 0.5,
+                "since": 1_795_835_626_000_000,
+                "state": "active",
+            },
+            "temperature 58.25 Cel, 13 K in 13 s, limit 0.5 K/s; since 03:13:46Z",
         ),
     ],
 )
