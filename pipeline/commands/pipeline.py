@@ -35,8 +35,8 @@ from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
+from pipeline.notify.held_messages import GROUP_PREFIX
 from pipeline.notify.receivers import InboundEvent, build_endpoints
-from pipeline.notify.routes import GROUP_PREFIX
 from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier

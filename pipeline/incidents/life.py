@@ -58,6 +58,15 @@ def name_most(pages: Sequence[Incident]) -> str:
 
 
 @dataclass
+class PageCount:
+    """The pages of one step. inhibited: incidents of which receivers get no page now.   joined: those that a storm
+    represents from now on."""
+
+    inhibited: Collection[str] = ()
+    joined: list[str] = field(default_factory=list)
+
+
+@dataclass
 class LifeBook:
     """The life of every open and recently resolved incident.
 
@@ -78,8 +87,8 @@ class LifeBook:
     find_inhibited: Callable[[Iterable[Incident]], Mapping[str, tuple[str, str]]] | None = None
 
     def load(self, incidents: Iterable[Incident]) -> None:
-        """Takes over the stored incidents at a start."""
-        self.shown = {incident.id: incident for incident in incidents}
+        """Takes over the stored incidents at a start, in the order in which they opened."""
+        self.shown = {incident.id: incident for incident in sorted(incidents, key=lambda i: (i.opened, i.id))}
         self._storm = next((i.id for i in self._open() if i.detector == STORM), "")
 
     def copy_state(self) -> tuple[dict[str, Incident], list[Silence], tuple[int, ...], int]:
@@ -94,18 +103,17 @@ class LifeBook:
 
     def publish(self, changes: Iterable[Change], now: int) -> list[Change]:
         """Returns the changes as people see them, with those that follow from them, in order."""
-        made: list[Change] = []
-        joined: list[str] = []
+        made, changes = list[Change](), list(changes)
+        pages = PageCount(self._list_inhibited(changes, now))
         for change in changes:
-            made += self._publish_one(change, now, joined)
+            made += self._publish_one(change, now, pages)
         merged = {c.incident.id for c in made if c.kind == "resolved" and c.folded_into is not None}
-        made += self._update_storm(joined, now, merged)
-        made += self._update_inhibitions(now)
+        made += self._follow_up(pages, now, merged)
         times = (self._list_due(self.shown[change.incident.id], now) for change in made)
         self.due = min(itertools.chain((self.due,), *times))
         return made
 
-    def _publish_one(self, change: Change, now: int, joined: list[str]) -> list[Change]:
+    def _publish_one(self, change: Change, now: int, pages: PageCount) -> list[Change]:
         before = None if change.before is None else self.shown.get(change.incident.id, change.before)
         life = Life() if before is None else before.life
         change = self._hold_open(change, life, now)
@@ -117,7 +125,7 @@ class LifeBook:
             life = replace(life, acknowledged_until=left.life.acknowledged_until)
         shown = self._suppress(show(change.incident, life), now)
         if kind in _PAGING or is_open_again(shown, before):
-            shown = self._count_page(shown, now, joined)
+            shown = self._count_page(shown, now, pages)
         self.shown[shown.id] = shown
         made = replace(change, kind=kind, incident=shown, before=before)
         return [made, *self._explain_suppression(shown, Life() if before is None else before.life, now)]
@@ -206,29 +214,56 @@ class LifeBook:
             held = show(shown, replace(shown.life, silenced_by=was.silenced_by))
             yield Change("unsilenced", shown, now, ACTOR, f"{', '.join(was.silenced_by)} ended", (), held)
 
-    def _update_inhibitions(self, now: int) -> list[Change]:
-        """Returns rows of the history that say which rule inhibits an incident from now on, or no longer does."""
+    # --- inhibition ---------------------------------------------------------------------------------
+
+    def _list_inhibited(self, changes: Sequence[Change] = (), now: int = 0) -> Collection[str]:
+        """Returns the incidents that rules inhibit once the changes are made, in whatever order they come."""
         if self.find_inhibited is None:
-            return []
-        made, found = list[Change](), self.find_inhibited(self._open())
+            return ()
+        after = {incident.id: incident for incident in self._open()}
+        for change in changes:
+            known = self.shown.get(change.incident.id, change.before)
+            after[change.incident.id] = self._hold_open(change, Life() if known is None else known.life, now).incident
+        return self.find_inhibited(i for i in after.values() if i.resolved is None).keys()
+
+    def _follow_up(self, pages: PageCount, now: int, merged: AbstractSet[str] = frozenset()) -> Iterator[Change]:
+        """Yields what follows from changes: inhibitions that begin and end, and the storm of the pages."""
+        yield from self._update_inhibitions(pages, now)
+        storm = list(self._update_storm(pages.joined, now, merged))
+        yield from storm
+        if any(change.kind in ("opened", "resolved") for change in storm):  # a rule may have the storm as its source
+            again = PageCount()
+            yield from self._update_inhibitions(again, now)
+            yield from self._update_storm(again.joined, now)
+
+    def _update_inhibitions(self, pages: PageCount, now: int) -> Iterator[Change]:
+        """Yields rows of the history that say which rule inhibits an incident from now on, or no longer does. A page
+        that waited for that counts now."""
+        found = {} if self.find_inhibited is None else self.find_inhibited(self._open())
         for before in list(self._open()):
             source, rule = found.get(before.id, ("", ""))
             was = before.life
             if (source, rule) == (was.inhibitor, was.inhibit_rule):
                 continue
-            shown = self.shown[before.id] = show(before, replace(was, inhibitor=source, inhibit_rule=rule))
+            shown = show(before, replace(was, inhibitor=source, inhibit_rule=rule))
+            if was.page_waits and not source:
+                shown = self._count_page(shown, now, PageCount((), pages.joined))
+            self.shown[before.id] = shown
             kind: ChangeKind = "inhibited" if source else "uninhibited"
             why = f"by {source} ({rule})" if source else f"{was.inhibitor} no longer does ({was.inhibit_rule})"
-            made.append(Change(kind, shown, now, ACTOR, why, (), before))
-        return made
+            yield Change(kind, shown, now, ACTOR, why, (), before)
+            yield from self._explain_suppression(shown, was, now)
 
     # --- storms -------------------------------------------------------------------------------------
 
-    def _count_page(self, incident: Incident, now: int, joined: list[str]) -> Incident:
-        """Counts a page that receivers would get; returns it as a part of the storm if one represents it."""
-        if not self._joins_storm(incident, now):
+    def _count_page(self, incident: Incident, now: int, pages: PageCount) -> Incident:
+        """Counts a page that receivers would get; returns it as a part of the storm if one represents it. While a rule
+        inhibits it they do not get it: it waits, and counts when that ends."""
+        waits = incident.id in pages.inhibited and incident.severity == "page"
+        incident = show(incident, replace(incident.life, page_waits=waits))
+        if waits or not self._joins_storm(incident, now):
             return incident
-        joined.append(incident.id)
+        pages.joined.append(incident.id)
         return show(incident, replace(incident.life, inhibited_by=(self._storm_id(now),)))
 
     def _leave_old_storm(self, life: Life) -> Life:
@@ -322,11 +357,10 @@ class LifeBook:
             for s in self.silences
             if s.state(now) == "expired" and any(s.id in i.life.silenced_by for i in self._open())
         ]
-        joined: list[str] = []
-        made = [change for incident in list(self._open()) for change in self._advance_one(incident, now, joined)]
+        pages = PageCount(self._list_inhibited())
+        made = [change for incident in list(self._open()) for change in self._advance_one(incident, now, pages)]
         self.silences = [s for s in self.silences if s.state(now) != "expired"]
-        made += self._update_storm(joined, now)
-        made += self._update_inhibitions(now)
+        made += self._follow_up(pages, now)
         self._forget(now)
         self.due = self._next_due(now)
         return made
@@ -334,7 +368,7 @@ class LifeBook:
     def _open(self) -> Iterator[Incident]:
         return (i for i in self.shown.values() if i.resolved is None)
 
-    def _advance_one(self, before: Incident, now: int, joined: list[str]) -> Iterator[Change]:
+    def _advance_one(self, before: Incident, now: int, pages: PageCount) -> Iterator[Change]:
         life = before.life
         shown = self._suppress(before, now)
         if shown is not before:
@@ -343,20 +377,20 @@ class LifeBook:
             )
             shown = show(shown, replace(shown.life, waits_since=waits))
             if is_open_again(shown, before):
-                shown = self._count_page(shown, now, joined)
+                shown = self._count_page(shown, now, pages)
             self.shown[shown.id] = shown
             yield from self._explain_suppression(shown, life, now)
         if shown.life.acknowledged_until is not None and shown.life.acknowledged_until <= now:
-            yield from self._expire_acknowledgement(shown, now, joined)
+            yield from self._expire_acknowledgement(shown, now, pages)
         held_until = self._end_of_hold(self.shown[shown.id], now)
         if held_until is not None and held_until <= now:
             yield self._end_held(self.shown[shown.id], now)
         yield from self._escalate(self.shown[shown.id], now)
 
-    def _expire_acknowledgement(self, before: Incident, now: int, joined: list[str]) -> Iterator[Change]:
+    def _expire_acknowledgement(self, before: Incident, now: int, pages: PageCount) -> Iterator[Change]:
         waits = now if before.severity == "page" else None
         life = replace(unacknowledge(before.life), waits_since=waits, escalation=0, told=len(before.members))
-        shown = self._count_page(show(replace(before, updated=now), life), now, joined)
+        shown = self._count_page(show(replace(before, updated=now), life), now, pages)
         self.shown[shown.id] = shown
         why = f"that of {before.life.acknowledged_by}"
         yield Change("acknowledgement_expired", shown, now, ACTOR, why, (), before)

@@ -201,7 +201,7 @@ class Life:
     represent it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
     returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
     represents: of a storm, the incidents that it represents.   inhibitor, inhibit_rule: the incident and the rule of
-    [[notify.inhibit_rules]] for which receivers get no message.
+    [[notify.inhibit_rules]] for which receivers get no message.   page_waits: receivers get its page when that ends.
     """
 
     acknowledged_by: str = ""
@@ -219,6 +219,7 @@ class Life:
     represents: tuple[str, ...] = ()
     inhibitor: str = ""
     inhibit_rule: str = ""
+    page_waits: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the API, a part of those of the incident."""

@@ -28,9 +28,10 @@ from pipeline.notify import alertmanager, delivery
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
 from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
+from pipeline.notify.held_messages import Firing, HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.receivers import Message, build_endpoints
-from pipeline.notify.routes import HeldMessages, Labels, Store, build_rules
+from pipeline.notify.routes import build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
@@ -158,9 +159,11 @@ class Notifier:
         found: Mapping[str, str] | None = None if row is None else json.loads(row[0])["alerts"][-1]["labels"]
         return found
 
-    def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, Labels]:
-        """Returns incident -> labels of all alerts that fire."""
-        return {incident.id: self._planner.label(incident) for incident in ledger.load_open_incidents(cursor)}
+    def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Firing:
+        """Returns all alerts that fire."""
+        found = ledger.load_open_incidents(cursor)
+        storms = {incident.id: storm for incident in found for storm in incident.life.inhibited_by}
+        return Firing({incident.id: self._planner.label(incident) for incident in found}, storms)
 
     def wake(self) -> None:
         """Wakes the threads after payloads were committed."""

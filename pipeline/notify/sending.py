@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pipeline.notify.held_messages import Store
 from pipeline.notify.receivers import Message
-from pipeline.notify.routes import Store
 
 WANTED_S = 4.0
 """Time in which everything that is due is to be sent (s). Chosen: contract 5 s, less the time of the last answer."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.notify.routes import GROUP_PREFIX, Store
+from pipeline.notify.held_messages import GROUP_PREFIX, Store
 
 MOST = 100
 """Results in one transaction. Chosen: it bounds what a crash sends again."""

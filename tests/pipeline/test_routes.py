@@ -335,6 +335,23 @@ def test_an_alert_that_was_sent_before_it_was_inhibited_is_resolved(
     assert ("resolved", "gpu:n1.0") in receiver.alerts
 
 
+def test_a_group_whose_only_alert_was_sent_and_is_inhibited_now_sends_nothing_until_that_ends(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    rule = InhibitRule(('cause="cdu:c1"',), ('cause="gpu:n1.0"',))
+    route = Route("r0", group_by=("cause",), group_wait="0s", group_interval="1m")
+    harness = NotifierHarness(tmp_path, [], Notify(webhooks=hooks(receiver), route=route, inhibit_rules=(rule,)))
+    harness.write_change("opened", "gpu:n1.0")
+    run_for(harness, 5)
+    harness.write_change("opened", "cdu:c1")
+    run_for(harness, 200)
+    assert receiver.alerts == [("firing", "gpu:n1.0"), ("firing", "cdu:c1")]
+    harness.resolve("gpu:n1.0")
+    run_for(harness, 200)
+    assert receiver.alerts[2:] == [("resolved", "gpu:n1.0")]
+    harness.close()
+
+
 def test_where_an_entity_is_stays_a_label_for_the_life_of_the_incident(tmp_path: Path, receiver: Receiver) -> None:
     place = {"rack": "r1", "node": "n1"}
     harness = NotifierHarness(tmp_path, [], Notify(webhooks=hooks(receiver)))

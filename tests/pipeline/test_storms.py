@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.config.receivers import InhibitRule
 from pipeline.config.sections import Incidents
 from pipeline.incidents.cases import Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import STORM, LifeBook
 from pipeline.incidents.silences import make_scope_matchers, parse_matchers
-from pipeline.model.records import Caller, Incident
+from pipeline.model.records import SECOND, Caller, Incident
 from pipeline.model.topology import Topology
 from tests.pipeline.living import HOUR, MINUTE, NOON, LivingSite
 
@@ -170,6 +171,96 @@ def test_a_storm_that_lists_only_a_part_ends_with_the_last_of_all(site, monkeypa
     site.clear("host:d")
     site.wait(11)
     assert site.state(storm.id) == "resolved"
+
+
+COOLANT_OVER_HOT = InhibitRule(('detector="coolant"',), ('detector="hot"',))
+
+
+@pytest.fixture
+def cooled(tmp_path):
+    """A site where an incident of coolant inhibits those of hosts."""
+    made = LivingSite(tmp_path / "cooled.duckdb", Incidents(storm_pages=2), inhibit_rules=(COOLANT_OVER_HOT,))
+    yield made
+    made.database.close()
+
+
+def list_sent(site: LivingSite, receiver="on-call") -> list[tuple[str, str]]:
+    """(incident, firing or resolved) of what the thread of a receiver would send now."""
+    site.notifier._held[receiver].release(site.now)
+    rows = site.database.connection.execute(
+        "SELECT incident, kind FROM outbox WHERE receiver = ? AND state = 'pending' ORDER BY created, number, rowid",
+        [receiver],
+    )
+    return rows.fetchall()
+
+
+@pytest.mark.slow
+def test_pages_that_the_end_of_an_inhibition_would_send_at_once_join_a_storm(cooled):
+    source = cooled.report("cdu:c1", detector="coolant")
+    pages = []
+    for i in range(6):
+        cooled.now += SECOND
+        pages += report_hosts(cooled, f"h{i}")
+    assert list_sent(cooled) == [(source, "firing")]
+    assert [i for i in cooled.shown().values() if i.detector == STORM] == []
+    cooled.restart()
+    cooled.wait(11)  # the pages of before are no longer counted
+    cooled.people.resolve(source, ANN, "pump changed")
+    storm = storm_of(cooled)
+    assert list(storm.life.represents) == pages[2:]
+    sent = [incident for incident, kind in list_sent(cooled) if kind == "firing"]
+    assert sorted(sent) == sorted([source, *pages[:2], storm.id])
+    assert cooled.kinds(pages[0]) == ["opened", "inhibited", "uninhibited"]
+    assert cooled.kinds(pages[2]) == ["opened", "inhibited", "uninhibited", "inhibited"]
+    assert cooled.comments(pages[2])[-1] == f"part of {storm.id}"
+    cooled.active = {}
+    cooled.wait(12)
+    assert cooled.state(storm.id) == "resolved"
+    ended = [incident for incident, kind in list_sent(cooled) if kind == "resolved"]
+    assert sorted(ended) == sorted([source, *pages[:2], storm.id])
+
+
+@pytest.mark.slow
+def test_a_page_that_was_sent_before_it_was_inhibited_does_not_count_again(cooled):
+    pages = report_hosts(cooled, "a", "b")
+    cooled.wait(11)
+    source = cooled.report("cdu:c1", detector="coolant")
+    cooled.wait(11)
+    cooled.people.resolve(source, ANN, "pump changed")
+    other = report_hosts(cooled, "c", "d")
+    assert [i for i in cooled.shown().values() if i.detector == STORM] == []
+    assert {incident for incident, _ in list_sent(cooled)} == {*pages, source, *other}
+
+
+@pytest.mark.slow
+def test_a_page_whose_acknowledgement_expires_under_an_inhibition_is_sent_and_counts_when_that_ends(cooled):
+    page = cooled.report("host:a")
+    cooled.people.acknowledge(page, ANN, "mine")
+    assert list_sent(cooled) == [(page, "firing")]
+    source = cooled.report("cdu:c1", detector="coolant")
+    cooled.wait(121)
+    before = list_sent(cooled)
+    assert cooled.kinds(page)[-1] == "acknowledgement_expired"
+    assert before.count((page, "firing")) == 1
+    cooled.people.resolve(source, ANN, "pump changed")
+    assert list_sent(cooled).count((page, "firing")) == 2
+    report_hosts(cooled, "b", "c")
+    assert len(storm_of(cooled).life.represents) == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_page_that_opens_in_one_step_with_what_inhibits_it_does_not_count(cooled, first):
+    """Whichever of them comes first in the step."""
+    names = [("coolant", "cdu:c1"), ("hot", "host:a")]
+    book = cooled.engine.life
+    opened = [replace(make_page(f"inc-{d}"), detector=d, entity=e, cause=e) for d, e in names]
+    changes = [Change("opened", page, NOON, ACTOR) for page in opened]
+    book.publish(changes[::-1] if first else changes, NOON)
+    assert len(book.pages) == 1
+    assert book.shown["inc-hot"].life.inhibitor == "inc-coolant"
+    ended = Change("resolved", replace(opened[0], resolved=NOON), NOON, ANN, "", (), opened[0])
+    book.publish([ended], NOON)
+    assert len(book.pages) == 2
 
 
 def test_a_page_that_joins_a_storm_and_is_merged_in_one_step_is_not_in_its_list():
