@@ -203,9 +203,13 @@ def read_tokens(
 
 def create_token_file(path: Path) -> None:
     """Creates a file with a random token for each of INITIAL_USERS, mode 0600. Raises OSError, also if it exists."""
-    text = "".join(f"{name}:{secrets.token_urlsafe(24)}\n" for name in INITIAL_USERS)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+        file.write(write_initial_tokens())
+
+
+def write_initial_tokens() -> str:
+    """Returns the lines of a token file with a random token for each of INITIAL_USERS."""
+    return "".join(f"{name}:{secrets.token_urlsafe(24)}\n" for name in INITIAL_USERS)
 
 
 def _users(path: Path, section: str) -> dict[str, str]:

@@ -7,14 +7,14 @@ in its path. So no address is written into the configuration, whatever it looks 
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.commands.setup_files import PreparedFiles
 from pipeline.http.addresses import parse_host
 from pipeline.model.errors import UsageError
-from pipeline.runtime.private_files import open_private
+from pipeline.runtime.private_files import FILE
 from pipeline.runtime.systemd import CREDENTIALS
 
 NAME = "on-call"
@@ -70,21 +70,12 @@ def find_copy(file: Path) -> Path:
     return CREDENTIALS / UNIT / file.name
 
 
-def write_secret(receiver: SecretReceiver, file: Path, etc: Path | None) -> list[str]:
-    """Writes the secret, and below `etc` the drop-in that hands it to the unit. Returns the lines to print."""
-    draft = file.with_name(f"{file.name}.new")
-    try:
-        draft.unlink(missing_ok=True)
-        with open(draft, "x", opener=open_private) as secret:
-            secret.write(f"{receiver.secret}\n")
-        os.replace(draft, file)
-        said = [f"receiver: [[{receiver.section}]] {NAME}; its {receiver.key.removesuffix('_file')} is in {file}"]
-        if etc is None:
-            return said
-        drop_in = etc / "systemd/system" / f"{UNIT}.d" / f"{NAME}.conf"
-        drop_in.parent.mkdir(parents=True, exist_ok=True)
-        drop_in.write_text(f"[Service]\nLoadCredential={file.name}:{file}\n")
-        drop_in.chmod(0o644)
-    except OSError as error:
-        raise UsageError(f"setup: {error.filename}: {error.strerror}; expected to run as root") from error
+def prepare_secret(files: PreparedFiles, receiver: SecretReceiver, file: Path, etc: Path | None) -> list[str]:
+    """Prepares the secret, and below `etc` the drop-in that hands it to the unit. Returns the lines to print."""
+    files.prepare(file, f"{receiver.secret}\n".encode(), FILE)
+    said = [f"receiver: [[{receiver.section}]] {NAME}; its {receiver.key.removesuffix('_file')} is in {file}"]
+    if etc is None:
+        return said
+    drop_in = etc / "systemd/system" / f"{UNIT}.d" / f"{NAME}.conf"
+    files.prepare(drop_in, f"[Service]\nLoadCredential={file.name}:{file}\n".encode(), 0o644)
     return [*said, f"unit: {drop_in} written"]

@@ -39,8 +39,11 @@ def find_program() -> Path:
 
 
 def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc")) -> list[str]:
-    """Writes units, users and folders of a role below `etc`, and has systemd read them. Returns the lines to print."""
-    written = []
+    """Writes units, users and folders of a role below `etc`, and has systemd read them. Returns the lines to print.
+
+    Raises UsageError with what was written.
+    """
+    written: list[Path] = []
     try:
         for service in SERVICES[role]:
             text = (source / f"fleetpulse-{service}.service").read_text().replace(PACKAGED, str(program))
@@ -53,7 +56,9 @@ def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc
             drop_in = etc / "systemd/system/fleetpulse-agent.service.d/one-host.conf"
             written.append(_write(drop_in, (source / "one-host.conf").read_text()))
     except OSError as error:
-        raise UsageError(f"setup --units: {error.filename}: {error.strerror}; expected to run as root") from error
+        state = f"written: {', '.join(map(str, written)) or 'nothing'}; not written: other units, and the configuration"
+        what = f"setup --units: {error.filename}: {error.strerror}"
+        raise UsageError(f"{what}; expected to run as root; {state}: repeat the same command") from error
     if etc == Path("/etc"):
         _tell_systemd()
     return [f"unit: {path} written" for path in written]

@@ -63,8 +63,8 @@ _NAME = constraint(
 )
 _REPLICAS = constraint("a number of replicas, or -1 for the broker's default", lambda value: value == -1 or value > 0)
 _SERVERS = constraint(
-    "host:port, several with commas between them",
-    lambda value: all(re.fullmatch(r"[^\s,:]+:\d{1,5}|\[[^\s,]+\]:\d{1,5}", s.strip()) for s in value.split(",")),
+    "host:port with a port from 1 to 65535, several with commas between them",
+    lambda value: all(_is_server(text.strip()) for text in value.split(",")),
 )
 _HTTP = constraint(
     "nothing, or http://host:port or https://host", lambda v: not v or re.match(r"https?://[^/\s]", v) is not None
@@ -91,6 +91,12 @@ _ATTRIBUTES = constraint(
     "at least one name of an attribute, such as host.name", lambda value: bool(value) and all(value)
 )
 _TAKEOVER = constraint("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
+
+
+def _is_server(text: str) -> bool:
+    """Returns whether a text is host:port; an IPv6 address is in brackets."""
+    found = re.fullmatch(r"(?:[^\s,:]+|\[[^\s,]+\]):([0-9]{1,5})", text)
+    return found is not None and 1 <= int(found[1]) <= 65_535
 
 
 def state_directory() -> Path:

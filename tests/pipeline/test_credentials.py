@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands import doctor, notify, setup_receiver, support
+from pipeline.commands.setup_files import PreparedFiles
 from pipeline.config.receivers import Slack
 from pipeline.config.sections import Config, load_config
 from pipeline.runtime import credentials, private_files
@@ -31,7 +32,9 @@ def etc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def secret(etc: Path) -> Path:
     """The file that setup writes, with its drop-in."""
     secret = etc / "on-call.secret"
-    setup_receiver.write_secret(setup_receiver.parse_receiver(ADDRESS), secret, etc)
+    with PreparedFiles() as files:
+        setup_receiver.prepare_secret(files, setup_receiver.parse_receiver(ADDRESS), secret, etc)
+        files.place()
     return secret
 
 

@@ -94,6 +94,10 @@ def test_flags_ask_nothing_and_a_node_gets_no_tokens(tmp_path: Path) -> None:
         (["--kafka", "nowhere"], "bootstrap_servers = 'nowhere': expected host:port"),
         (["--kafka", ""], "a node needs Kafka"),
         (["--kafka", "k:1", "--site", "a/b"], "name = 'a/b': expected a name"),
+        (["--kafka", "k:99999"], "bootstrap_servers = 'k:99999': expected host:port with a port from 1 to 65535"),
+        (["--kafka", "k:1,[::1]:0"], "expected host:port with a port from 1 to 65535"),
+        (["--kafka", "k:1", "--gpus", "-1"], "GPUs '-1': expected a number from 0 to 64"),
+        (["--kafka", "k:1", "--gpus", "65"], "GPUs '65': expected a number from 0 to 64, such as 8"),
     ],
 )
 def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
@@ -104,6 +108,74 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
         set_up(path, "--role", "node", "--gpus", "0", *words, answers="\n")
     assert said in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why(tmp_path: Path) -> None:
+    path, asked = tmp_path / "fleetpulse.toml", []
+    answers = iter("head\nserver\na/b\neast\nk:99999\nk:9092\n800\n²\n8\nhttp://x.example/\n\n".splitlines())
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return next(answers)
+
+    run_setup(build_parser().parse_args(["setup", "--config", str(path)]), ask, True, tmp_path)
+    config = load_config(path, {})
+    assert (config.site.name, config.kafka.bootstrap_servers) == ("east", "k:9092")
+    assert config.collector["pci"]["gpus_expected"] == 8
+    again = [question.split("\n")[0] for question in asked if "\n" in question]
+    assert [text.rpartition("expected ")[2] for text in again] == [
+        "one of node, server, one-host",
+        "a name: not empty, no slash, not '.' or '..'",
+        "host:port with a port from 1 to 65535, several with commas between them",
+        "a number from 0 to 64, such as 8",
+        "a number from 0 to 64, such as 8",
+        "https, or allow_http = true",
+    ]
+    assert [question.split("\n")[-1][:3] for question in asked] == [f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5)]
+
+
+def test_a_flag_that_cannot_work_is_refused_before_the_first_question(tmp_path: Path) -> None:
+    given = build_parser().parse_args(["setup", "--config", str(tmp_path / "f.toml"), "--gpus", "65"])
+    with pytest.raises(UsageError, match="from 0 to 64"):
+        run_setup(given, lambda _: pytest.fail("asked"), True, tmp_path)
+
+
+SERVER = ("--role", "server", "--site", "a", "--kafka", "k:9092", "--gpus", "0", "--webhook", "https://h.example/key")
+
+
+def list_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("blocked", ["on-call.secret.new", "tokens.new", "fleetpulse.toml.new"])
+def test_a_file_that_cannot_be_prepared_leaves_nothing_of_the_others(blocked: str, tmp_path: Path) -> None:
+    """The configuration was written first, and named a secret that was never there."""
+    (tmp_path / blocked).mkdir()
+    with pytest.raises(UsageError) as caught:
+        set_up(tmp_path / "fleetpulse.toml", *SERVER)
+    assert str(tmp_path / blocked.removesuffix(".new")) in str(caught.value)
+    assert str(caught.value).endswith("; nothing was written")
+    assert list_below(tmp_path) == []
+    (tmp_path / blocked).rmdir()
+    set_up(tmp_path / "fleetpulse.toml", *SERVER)
+
+
+def test_a_file_that_cannot_get_its_name_is_said_with_what_was_written_and_the_command_can_be_repeated(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "fleetpulse.toml"
+    path.write_text('[site]\nname = "before"\n')
+    (tmp_path / "fleetpulse.toml.old").mkdir()
+    with pytest.raises(UsageError, match="Is a directory") as caught:
+        set_up(path, *SERVER, "--replace")
+    drop_in = "systemd/system/fleetpulse-pipeline.service.d/on-call.conf"
+    written = ", ".join(str(tmp_path / name) for name in ("on-call.secret", drop_in, "tokens"))
+    assert str(caught.value).endswith(f"; written: {written}; not written: {path}.old, {path}")
+    assert list_below(tmp_path) == ["fleetpulse.toml", "on-call.secret", drop_in, "tokens"]
+    assert load_config(path, {}).site.name == "before"
+    (tmp_path / "fleetpulse.toml.old").rmdir()
+    set_up(path, *SERVER, "--replace")
+    assert load_config(path, {}).site.name == "a"
 
 
 KEY = "0123456789abcdefghijklmnopqrstuv"
@@ -152,7 +224,7 @@ def test_an_address_that_nothing_can_be_posted_to_is_refused_and_nothing_is_writ
     address: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises((ConfigError, UsageError), match=said):
-        set_up(tmp_path / "fleetpulse.toml", answers=f"one-host\na\n\n0\n{address}\n")
+        set_up(tmp_path / "fleetpulse.toml", "--webhook", address, answers="one-host\na\n\n0\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.commands import units
 from pipeline.commands.arguments import build_parser
-from pipeline.commands.setup import Answers, next_commands, run_setup
+from pipeline.commands.setup import next_commands, run_setup
+from pipeline.commands.setup_answers import Answers
 from pipeline.model.errors import UsageError
 
 SOURCE = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -60,7 +61,7 @@ def test_a_program_that_services_cannot_reach_is_refused(prefix: str, monkeypatc
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "systemd").write_text("a file")
-    with pytest.raises(UsageError, match="expected to run as root"):
+    with pytest.raises(UsageError, match="expected to run as root; written: nothing; not written: other units, and"):
         units.install_units("node", SOURCE, Path("/opt/fleetpulse/bin/fleetpulse"), tmp_path)
 
 

@@ -1,0 +1,100 @@
+"""The five answers of `fleetpulse setup`: each is checked when it is given, and a question is asked again."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.commands.setup_receiver import parse_receiver
+from pipeline.commands.site_arguments import ROLES
+from pipeline.config.sections import Config
+from pipeline.config.settings import build_section
+from pipeline.model.errors import ConfigError, UsageError
+
+MOST_GPUS = 64
+"""GPUs of a node at most. Chosen: servers have up to 16, with PCIe expansion about 32; more is a typing error."""
+Ask = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers. kafka, webhook: empty: none.   packaged: units run the services, as their own users."""
+
+    role: str
+    site: str
+    kafka: str
+    gpus: int
+    webhook: str
+    packaged: bool
+
+
+def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
+    """Asks what no flag answers, again after an answer that cannot work. Enter takes the default in brackets.
+
+    Raises UsageError or ConfigError for a flag that cannot work, and what `ask` raises when the input ends.
+    """
+
+    def answer(flag: str | None, question: str, default: str, check: Callable[[str], None]) -> str:
+        if flag is not None:
+            check(flag)
+            return flag
+        problem = ""
+        while True:
+            text = ask(f"{problem}{question} [{default}]: ").strip() or default
+            try:
+                check(text)
+            except (ConfigError, UsageError) as error:
+                problem = f"{error}\n"
+            else:
+                return text
+
+    _check_flags(given)
+    role = answer(given.role, f"1/5 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}", "one-host", _check_role)
+    site = answer(given.site, "2/5 Name of the site", "local", _check_site)
+    usual = "" if role == "one-host" else "kafka-1:9092"
+    kafka = answer(given.kafka, "3/5 Kafka brokers, with commas", usual, lambda text: _check_kafka(role, text))
+    flag = None if given.gpus is None else str(given.gpus)
+    gpus = answer(flag, "4/5 GPUs of each node, 0: not checked", "0", _check_gpus)
+    question = "5/5 Webhook for alerts, empty: none"
+    webhook = "" if role == "node" else answer(given.webhook, question, "", _check_webhook)
+    return Answers(role, site, kafka, int(gpus), webhook, packaged)
+
+
+def _check_flags(given: argparse.Namespace) -> None:
+    """Checks what depends on no answer, before the first question."""
+    for flag, check in ((given.site, _check_site), (given.gpus, lambda gpus: _check_gpus(str(gpus)))):
+        if flag is not None:
+            check(flag)
+    if given.webhook and given.role != "node":
+        _check_webhook(given.webhook)
+
+
+def _check_role(text: str) -> None:
+    if text not in ROLES:
+        raise UsageError(f"setup: role {text!r}: expected one of {', '.join(ROLES)}")
+
+
+def _check_site(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"setup: {text!r}: is not text; expected UTF-8") from None
+    build_section(Config, {"site": {"name": text}}, "setup")
+
+
+def _check_kafka(role: str, text: str) -> None:
+    if text:
+        build_section(Config, {"kafka": {"bootstrap_servers": text}}, "setup")
+    elif role != "one-host":
+        raise UsageError(f"setup: a {role} needs Kafka: expected --kafka host:port; without it: --role one-host")
+
+
+def _check_gpus(text: str) -> None:
+    if not (text.isascii() and text.isdecimal()) or int(text) > MOST_GPUS:
+        raise UsageError(f"setup: GPUs {text[:60]!r}: expected a number from 0 to {MOST_GPUS}, such as 8")
+
+
+def _check_webhook(text: str) -> None:
+    if text:
+        parse_receiver(text)
