@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pipeline.commands import own_pipeline
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.incidents.outside_acts import add_act
@@ -54,11 +55,15 @@ class ApiSource:
         self._config = config
 
     def describe(self) -> StoreMoment:
-        """See `backup.Source.describe`. Raises Unreachable without a pipeline, or if it runs on another host."""
+        """See `backup.Source.describe`.
+
+        Raises Unreachable without a pipeline or if it runs on another host, Refused if it has another store.
+        """
         status, answer = client.get(self._config, "/api/v1/backup", _BEGIN_S)
         if status != 200:
             raise client.make_error(status, answer, client.base_url(self._config) + "/api/v1/backup")
         moment = StoreMoment.from_json(answer)
+        own_pipeline.check_store(self._config, Path(moment.store), moment.site)
         if not os.access(moment.store, os.R_OK):
             raise Unreachable(
                 f"{moment.store}: the store of {client.base_url(self._config)} cannot be read here; run the command on "
@@ -329,6 +334,7 @@ def _what_next(config: Config, manifest: Mapping[str, Any]) -> str:
 
 def run_node(config: Config, given: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Returns decommissioned nodes (all: also returned ones), or the one that was decommissioned or returned."""
+    own_pipeline.check_site(config)
     if given.verb in ("decommission", "return"):
         path = f"/api/v1/nodes/{quote(given.node, safe='')}/{given.verb}"
         body = {"reason": given.reason} if given.verb == "decommission" else {}

@@ -30,7 +30,7 @@ NODES = ("n1", "n2", "n3", "n4", "n5")
 class SilencePipeline:
     """A pipeline over real spools whose clocks the test moves."""
 
-    def __init__(self, site: Any, **tables: Any) -> None:
+    def __init__(self, site: Any, /, **tables: Any) -> None:
         self.site, self.now, self.jump, self.tables = site, 0.0, 0.0, tables
         self.start()
 
