@@ -114,8 +114,8 @@ class RunningDesk(Desk):
     def split(self, incident_id: str, entities: Collection[str], user: str, comment: str, time: int) -> list[Change]:
         """Moves the findings about some members into an incident of their own, which is never merged back by itself.
 
-        If the cause leaves with them, that of the rest is derived from what stays. Raises as `resolve`, and Refused
-        unless some members stay.
+        If the cause leaves with them, that of the rest is derived from what stays; so are severity, onset and title.
+        Raises as `resolve`, and Refused unless some members stay.
         """
         case = self._find_case(incident_id)
         case.require_open("split")
@@ -136,8 +136,9 @@ class RunningDesk(Desk):
         self._assess([made, case])
         keys = tuple((c.detector, c.entity, c.onset) for c in moved.values())
         opened = Change("opened", made.public_incident(), time, user, f"split from {incident_id}: {comment}", keys)
-        moved_cause = f"; cause: {case.incident.cause}" if case.incident.cause != before.cause else ""
-        left = case.make_change("split", before, user, f"{id_}: {comment}{moved_cause}", time)
+        new = {"cause": case.incident.cause, "severity": case.incident.severity}
+        said = "".join(f"; {name}: {value}" for name, value in new.items() if value != getattr(before, name))
+        left = case.make_change("split", before, user, f"{id_}: {comment}{said}", time)
         return [left, replace(opened, split_from=incident_id)]
 
     def _derive_cause(self, case: Case, made: Case) -> None:

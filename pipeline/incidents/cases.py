@@ -86,7 +86,7 @@ class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - a plain name
 class Condition:
     """The findings of one detector about one entity: newest summary, highest level, strongest score and its signals.
 
-    intended: a person set what it shows, so that it corroborates no other.
+    intended: a person set what it shows, so that it corroborates no other.   earliest: first of its onsets.
     """
 
     detector: str
@@ -99,6 +99,10 @@ class Condition:
     summary: str
     signals: tuple[str, ...]
     intended: bool = False
+    earliest: int = 0
+
+    def __post_init__(self) -> None:
+        self.earliest = self.earliest or self.onset
 
     @property
     def began(self) -> int:
@@ -114,7 +118,7 @@ class Condition:
             self.score, self.signals = finding.score, finding.signals
         if rises:
             self.level = finding.level
-        self.onset, self.last = finding.onset, time
+        self.onset, self.last, self.earliest = finding.onset, time, min(self.earliest, finding.onset)
         return new or rises
 
 
@@ -208,7 +212,7 @@ class Case:
         return is_new
 
     def compute_severity(self) -> Severity:
-        """Returns the severity of the highest level; it never falls."""
+        """Returns the severity of the highest level; it falls only with a split."""
         levels = [_SEVERITY_OF_LEVEL[c.level] for c in self.conditions.values()]
         return max((self.incident.severity, *levels), key=SEVERITIES.index)
 
@@ -224,13 +228,12 @@ class Case:
                 severity = "ticket"
             elif reason := rules.explain_corroboration(self):
                 severity, self.reason = "ticket", reason
-        if severity != "watch" and not self.raised_at:
-            self.raised_at = time
+        self.raised_at = 0 if severity == "watch" else self.raised_at or time
         main = min(self.conditions.values(), key=lambda c: self._blame_order(c, find_suspect(c.entity)))
         if before is None or severity != incident.severity or incident.cause != before.cause:
             incident.entity, incident.detector = main.entity, main.detector
         incident.severity, incident.updated = severity, time
-        incident.onset = min(incident.onset, *(c.onset for c in self.conditions.values()))
+        incident.onset = min(incident.onset, *(c.earliest for c in self.conditions.values()))
         incident.members = self.list_members()
         incident.summary = self._title(main)
 
@@ -307,7 +310,8 @@ class Case:
         return Change(kind, self.public_incident(), time, user, comment, (), before)
 
     def split_off(self, id_: str, moved: dict[tuple[str, str], Condition], cause: str, time: int, seen: int) -> Case:
-        """Moves conditions into a new case at event time `time`, which people see from `seen` on."""
+        """Moves conditions into a new case at event time `time`, which people see from `seen` on. Severity and onset of
+        both are those of their own findings once they are refreshed."""
         first, own = min(moved.values(), key=lambda c: (c.onset, c.detector, c.entity)), self.incident
         about = (first.summary, first.detector, first.entity, (first.entity,))
         incident = Incident(id_, cause, time, first.onset, "watch", *about, simulated=own.simulated, updated=time)
@@ -316,6 +320,7 @@ class Case:
         self.adopted -= moved.keys()
         self.conditions = {key: c for key, c in self.conditions.items() if key not in moved}
         self.apart.add(id_)
+        own.severity, own.onset = "watch", min(c.earliest for c in self.conditions.values())
         return made
 
     def as_json(self) -> dict[str, Any]:

@@ -200,13 +200,16 @@ def count_history(connection: duckdb.DuckDBPyConnection, id_: str) -> int:
 def load_case(connection: duckdb.DuckDBPyConnection, incident: Incident) -> Case:
     """Returns the case of a resolved incident from its findings, so that it can be reopened."""
     rows = connection.execute(
-        """SELECT detector, entity, epoch_us(onset), level, epoch_us(time), coalesce(score, 0), summary, signals
+        """SELECT detector, entity, epoch_us(onset), level, epoch_us(time), coalesce(score, 0), summary, signals,
+                  epoch_us(min(onset) OVER (PARTITION BY detector, entity))
            FROM findings WHERE incident = $1 ORDER BY time, onset, detector, entity""",
         [incident.id],
     ).fetchall()
     conditions = {
-        (detector, entity): Condition(detector, entity, onset, level, onset, time, score, summary, tuple(signals))
-        for detector, entity, onset, level, time, score, summary, signals in rows
+        (detector, entity): Condition(
+            *(detector, entity, onset, level, onset, time, score, summary, tuple(signals)), earliest=earliest
+        )
+        for detector, entity, onset, level, time, score, summary, signals, earliest in rows
     }
     return Case(replace(incident), conditions, raised_at=incident.opened, visible_since=incident.opened)
 

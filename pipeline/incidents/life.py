@@ -147,6 +147,8 @@ class LifeBook:
             return kind, replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
         if kind == "acknowledged":
             return kind, replace(life, waits_since=None, escalation=0, told=members)
+        if kind == "split":  # fewer members, and perhaps no page any more
+            return kind, replace(life, told=min(life.told, members), waits_since=life.waits_since if page else None)
         if kind in ("updated", "cause_changed") and life.acknowledged_by and members >= max(WORSE * life.told, 2):
             worse = replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
             return ("worsened" if kind == "updated" else kind), worse

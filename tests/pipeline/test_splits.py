@@ -142,3 +142,49 @@ def test_what_was_split_off_in_parts_may_get_the_shared_cause_without_the_incide
     assert site.stored(one).members == ("node:n0",)
     rest = [i for i in site.shown().values() if i.resolved is None and i.id != one]
     assert sorted(member for i in rest for member in i.members) == parts
+
+
+@pytest.mark.slow
+def test_what_stays_and_what_was_split_off_have_severity_onset_and_title_of_their_own_findings(site):
+    began = site.now
+    one = site.report("gpu:n5.0")
+    site.now += 600 * SECOND
+    two = site.report("gpu:n4.3", level="ticket")
+    site.people.merge(one, [two], ANN, "one fault")
+    shown = site.stored(one)
+    assert (shown.severity, shown.onset, shown.summary) == ("page", began, "gpu:n5.0: hot")
+    made = site.people.split(one, ["gpu:n5.0"], ANN, "two faults")
+    left = site.stored(one)
+    assert (left.severity, left.onset, left.summary) == ("ticket", began + 600 * SECOND, "gpu:n4.3: hot")
+    assert (made.severity, made.onset, made.summary) == ("page", began, "gpu:n5.0: hot")
+    assert site.comments(one)[-1] == f"{made.id}: two faults; cause: gpu:n4.3; severity: ticket"
+    assert left.life.waits_since is None  # nobody is paged for a ticket
+    severities = [
+        (alert["status"], alert["labels"]["severity"])
+        for body in site.bodies()
+        for alert in body["alerts"]
+        if alert["labels"]["incident"] == one
+    ]
+    assert severities[-2:] == [("resolved", "critical"), ("firing", "warning")]
+    site.restart()
+    site.wait(2)
+    assert (site.stored(one).severity, site.stored(one).onset) == ("ticket", began + 600 * SECOND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through_the_store", [False, True])
+def test_a_condition_that_returned_keeps_its_first_onset_in_a_split(site, through_the_store):
+    one = site.report("node:n0")
+    began = site.now + 60 * SECOND
+    site.now = began
+    site.report("gpu:n0.1", level="ticket")
+    site.now += 300 * SECOND
+    site.report("gpu:n0.1", level="ticket", onset=site.now)
+    if through_the_store:
+        site.active = {}
+        site.wait(130)
+        site.restart()
+        site.people.reopen(one, ANN, "not over")
+    made = site.people.split(one, ["gpu:n0.1"], ANN, "another fault")
+    assert (made.onset, made.severity) == (began, "ticket")
+    assert (site.stored(one).onset, site.stored(one).severity) == (began - 60 * SECOND, "page")
