@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,65 @@ def test_a_configuration_that_an_earlier_run_wrote_restarts_what_runs(tmp_path: 
     assert task["notify"] == "Restart"
 
 
-@pytest.mark.ansible
-@pytest.mark.parametrize("playbook", ["site.yml", "uninstall.yml"])
-def test_ansible_reads_the_playbooks(playbook: str, tmp_path: Path) -> None:
+def find_program() -> str:
     program = shutil.which("ansible-playbook") or (str(CACHED / "ansible-playbook") if CACHED.is_dir() else None)
     if program is None:
         do_without("ansible", "no ansible-playbook here: run 'make parts'")
-    words = [program, "-i", "inventory.example.yml", "--syntax-check", playbook]
+    return program
+
+
+UNITS = "systemd/system"
+KAFKA, HOOK = ("fleetpulse/kafka.password", "kafka.conf"), ("fleetpulse/on-call.secret", "on-call.conf")
+
+
+@pytest.mark.ansible
+@pytest.mark.parametrize(
+    ("kind", "unit", "kept"),
+    [
+        ("server", "fleetpulse-pipeline", ()),
+        ("agent", "fleetpulse-agent", (HOOK,)),
+        ("server", "fleetpulse-pipeline", (HOOK,)),
+    ],
+    ids=["both emptied", "an agent beside a server", "one emptied"],
+)
+def test_a_secret_that_the_inventory_no_longer_has_leaves_the_host(
+    kind: str, unit: str, kept: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    """Files and drop-ins stayed: the old password of Kafka on every node, and units that got it."""
+    etc = tmp_path / "etc"
+    hook_of = {"server": f"{UNITS}/{unit}.service.d", "agent": f"{UNITS}/fleetpulse-pipeline.service.d"}[kind]
+    files = [KAFKA[0], f"{UNITS}/{unit}.service.d/{KAFKA[1]}", HOOK[0], f"{hook_of}/{HOOK[1]}"]
+    for name in (*files, "fleetpulse/tokens"):
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        (etc / name).write_text("x")
+    tasks = (ROLE / "tasks" / "credentials.yml").read_text().replace("/etc/", f"{etc}/")
+    interpreter = {"ansible_python_interpreter": sys.executable}
+    handler = {"name": "Restart", "ansible.builtin.debug": {"msg": "restarted"}}
+    values = {
+        "fleetpulse_kind": kind,
+        "fleetpulse_webhook": "https://hooks.example/key" if kept and kind == "server" else "",
+    }
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": DEFAULTS | values | interpreter}
+    play |= {"tasks": yaml.safe_load(tasks), "handlers": [handler]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+
+    def run() -> str:
+        words = [find_program(), "-i", "localhost,", "play.yml"]
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "restarted" in run()
+    left = {str(path.relative_to(etc)) for path in etc.rglob("*") if path.is_file()}
+    assert left == {"fleetpulse/tokens"} | (set(files[2:]) if kept else set())
+    assert "restarted" not in run(), "a second run changes nothing"
+
+
+@pytest.mark.ansible
+@pytest.mark.parametrize("playbook", ["site.yml", "uninstall.yml"])
+def test_ansible_reads_the_playbooks(playbook: str, tmp_path: Path) -> None:
+    words = [find_program(), "-i", "inventory.example.yml", "--syntax-check", playbook]
     environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
     done = subprocess.run(words, cwd=ANSIBLE, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
