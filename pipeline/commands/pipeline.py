@@ -349,8 +349,7 @@ class PipelineBackend:
             payloads = ledger.count_payloads(cursor)
         for (receiver, state), number in sorted(payloads.items()):
             out[f'fleetpulse_outbox{{receiver="{receiver}",state="{state}"}}'] = float(number)
-        out["fleetpulse_store_sealed_rows_total"] = float(service.sealer.sealed_rows)
-        out["fleetpulse_store_sealed_values_lost_total"] = float(service.sealer.lost_values)
+        out |= service.sealer.count()
         problems = (service.database.find_space_problem(), service.database.find_space_problem(events=True))
         out["fleetpulse_ingest_shed_seconds_total"] = ingest.shed_seconds
         out["fleetpulse_store_shedding"] = float(sum(map(bool, problems)))

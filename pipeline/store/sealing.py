@@ -12,7 +12,9 @@ An hour of a class is sealed in one transaction on a separate connection:
 A kill before `committed` leaves the rows hot and a file without a name, which the next start removes; after it, the
 rows are in the file only. Rows that arrive during it are not in the snapshot: they stay hot until the next pass, which
 writes another file for the hour. The copy runs in a thread and takes no lock; the rest takes milliseconds in the loop
-of the pipeline. A conflict (a column was added during it) ends the transaction, and a later pass tries again.
+of the pipeline. What ingest and retention commit during the copy may conflict with it: a new signal or set of signals
+replaces the view of the class, retention deletes rows. Such a conflict ends the transaction without effect, and the
+next call copies again. It is counted, and an error only after CONFLICTS in a row.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ EVERY = 600 * SECOND
 """Time between two searches for full hours (us). Chosen: the late rows of so long make a file of their own."""
 MAX_MERGED = 1 << 30
 """Bytes of files that are merged into one. Chosen: larger ones cost no query a noticeable time to open."""
+CONFLICTS = 5
+"""Conflicts in a row after which sealing reports a problem. Chosen: new sets of signals come in bursts, with agents."""
 _INTERRUPT_EVERY = 0.1
 """Seconds until a thread that must stop is interrupted again: between two statements an interrupt has no effect."""
 _OPTIONS = "FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, DICTIONARY_SIZE_LIMIT 1000"
@@ -97,7 +101,8 @@ class Sealer:
         self._cursor: duckdb.DuckDBPyConnection | None = None  # of the newest transaction
         self._searched: int | None = None
         self._unnamed: list[tuple[int, str]] = []
-        self.sealed_rows = self.lost_values = 0
+        self.sealed_rows = self.lost_values = self.conflicts = 0
+        self._conflicts_in_a_row = 0
 
     # --- called by the loop -----------------------------------------------------------------------------------------
 
@@ -120,8 +125,24 @@ class Sealer:
         if job is None:
             return False
         self._searched = None  # there may be more
-        self._commit(job, cover_latest)
+        try:
+            self._commit(job, cover_latest)
+        except duckdb.TransactionException as error:
+            self._count_conflict(error)
+            return False
+        self._conflicts_in_a_row = 0
         return True
+
+    def _count_conflict(self, error: duckdb.TransactionException) -> None:
+        """Counts a conflict with what others committed during the copy. Raises the error if it is no conflict (a full
+        disk), or one of many in a row."""
+        if "conflict" not in str(error).lower():
+            raise error
+        self.conflicts += 1
+        self._conflicts_in_a_row += 1
+        if self._conflicts_in_a_row >= CONFLICTS:
+            raise error
+        log.debug("store: not sealed, copied again: %s", error)
 
     def stop(self) -> None:
         """Ends a transaction that runs, without effect, and waits for its thread."""
@@ -163,6 +184,14 @@ class Sealer:
         if paths:
             log.info("store: %d sealed files expired", len(paths))
             self._unnamed += ((self._clock(), path) for path in paths)
+
+    def count(self) -> dict[str, float]:
+        """Returns the counters by the name of their metric."""
+        return {
+            "fleetpulse_store_sealed_rows_total": float(self.sealed_rows),
+            "fleetpulse_store_sealed_values_lost_total": float(self.lost_values),
+            "fleetpulse_store_sealing_conflicts_total": float(self.conflicts),
+        }
 
     def _remove_replaced(self, now: int) -> None:
         """Removes files that were replaced a while ago: no reader has them in a plan any more."""

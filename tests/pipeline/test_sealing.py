@@ -17,11 +17,11 @@ import pytest
 from pipeline.api.query import QueryRunner, find_time_range
 from pipeline.config.sections import Api, Store
 from pipeline.model.records import SECOND, Rows
-from pipeline.store import history_files
+from pipeline.store import history_files, retention, schema
 from pipeline.store.database import Database, open_file
 from pipeline.store.devices import Devices
 from pipeline.store.hot_tables import HotTables
-from pipeline.store.sealing import DAY, EVERY, HOUR, Sealer
+from pipeline.store.sealing import CONFLICTS, DAY, EVERY, HOUR, Sealer
 
 T0 = 1_780_000_000 * SECOND // DAY * DAY + 20 * HOUR
 GPUS = 3
@@ -307,6 +307,51 @@ def test_the_loop_seals_all_that_is_due_without_waiting(store):
     assert len(covered) == 2
     assert store.view() == before
     assert store.sealer.sealed_rows == 120 * GPUS
+
+
+def advance_with(store: Seal, change) -> None:
+    """One copy, during which `change` is committed, and its end."""
+    store.sealer.advance(T0 + 2 * HOUR)
+    assert store.sealer._running is not None
+    store.sealer._running.exception(60)
+    change()
+    store.sealer.advance(T0 + 2 * HOUR)
+
+
+def add_signals(store: Seal, number: int) -> None:
+    """Another set of signals of the class, as of an agent that starts: a table of its own."""
+    with store.database.transaction() as connection:
+        schema.create_hot_table(connection, f"hot_gpu_{number:08x}", {"power": "FLOAT"})
+
+
+def expire_first_hour(store: Seal) -> None:
+    retention.delete_old_rows(store.database, T0 + HOUR)
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"), [(lambda store: add_signals(store, 1), 120), (expire_first_hour, 60)], ids=["signals", "expiry"]
+)
+def test_what_ingest_or_retention_commit_during_the_copy_makes_it_copy_again_at_once_without_a_problem(
+    store, change, rows, caplog
+):
+    store.add(T0, 120)
+    advance_with(store, lambda: change(store))
+    assert (store.sealer.conflicts, store.files()) == (1, [])
+    while store.run("SELECT count(*) FROM recent_gpu") != [(0,)]:
+        advance_with(store, lambda: None)
+    assert (len(store.view()), store.sealer.sealed_rows) == (rows * GPUS, rows * GPUS)
+    assert (store.sealer.conflicts, caplog.messages) == (1, [])
+
+
+def test_a_conflict_at_each_of_many_copies_is_a_problem_and_loses_nothing(store):
+    store.add(T0, 10)
+    for number in range(CONFLICTS - 1):
+        advance_with(store, lambda n=number: add_signals(store, n))
+    with pytest.raises(duckdb.TransactionException, match="conflict"):
+        advance_with(store, lambda: add_signals(store, CONFLICTS))
+    assert (store.files(), len(store.view())) == ([], 10 * GPUS)
+    advance_with(store, lambda: None)
+    assert (len(store.named()), len(store.view())) == (1, 10 * GPUS)
 
 
 def test_a_stop_during_the_copy_has_no_effect(store):
