@@ -278,7 +278,8 @@ def api(config: Config) -> Check:
     if status in (401, 403):
         found = f"{client.base_url(config)} wants a token (HTTP {status})"
         meaning = "a pipeline runs, but tells this configuration nothing"
-        fix = "run as root, or set [api] token_file to a file with a valid token"
+        fix = "run as root, or set [api] token_file to a file with a valid token; "
+        fix += "if it is another installation's pipeline: another [api] port"
         return Check("api", "info" if is_node() else "fail", found, meaning, fix)
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
     found = "; ".join(map(str, reasons)) or f"HTTP {status}"

@@ -6,9 +6,10 @@ configuration that has only [api], so it compares the site, if the configuration
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from pipeline.config.sections import Config, Site
+from pipeline.config.sections import PREFIX, Config, Site
 from pipeline.http import client
 from pipeline.model.errors import Refused
 
@@ -19,7 +20,7 @@ def check_store(config: Config, found: Path, site: str) -> None:
     if not _is_same_file(found, expected):
         raise Refused(
             f"{client.base_url(config)}: the pipeline that answers (site {site}) has the store {found}; expected "
-            f"{expected}, [store] path of {_name_source(config)}; nothing was copied; use the configuration of that "
+            f"{expected}, {_name_origin(config, 'store', 'path')}; nothing was copied; use the configuration of that "
             "pipeline (--config FILE), or correct [api] host and port"
         )
 
@@ -36,7 +37,7 @@ def check_site(config: Config) -> None:
     if found is not None and found != config.site.name:
         raise Refused(
             f"{client.base_url(config)}: the pipeline that answers is of site {found}; expected {config.site.name}, "
-            f"[site] name of {_name_source(config)}; nothing was changed; use the configuration of that pipeline "
+            f"{_name_origin(config, 'site', 'name')}; nothing was changed; use the configuration of that pipeline "
             "(--config FILE), or correct [api] host and port"
         )
 
@@ -49,5 +50,10 @@ def _is_same_file(first: Path, second: Path) -> bool:
         return first.resolve() == second.resolve()
 
 
-def _name_source(config: Config) -> str:
-    return "the defaults, as no configuration was found" if config.source == "defaults" else config.source
+def _name_origin(config: Config, section: str, key: str) -> str:
+    """Returns what set a key: a variable of the environment, as in our containers, or the file."""
+    variable = f"{PREFIX}{section}__{key}".upper()
+    if variable in os.environ:
+        return variable
+    source = "the defaults, as no configuration was found" if config.source == "defaults" else config.source
+    return f"[{section}] {key} of {source}"

@@ -11,12 +11,17 @@ from pipeline.config.addresses import hide_addresses
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 
+_EMPTY: tuple[Any, ...] = ({}, [], "")
 _LONGEST = 60
 """Characters of a value in a record. Chosen: ten keys with both values fit into a reason of the audit."""
 
 
 def compare_configs(here: Config, there: Config) -> Sequence[Mapping[str, Any]]:
-    """Returns the keys whose values differ. Of a table that one side leaves empty the keys of the other side say it."""
+    """Returns the keys whose values differ.
+
+    A table that one side leaves empty is shown by the keys of the other side, a receiver that only one side has by the
+    keys of it that have a value.
+    """
     first, second = dict(flatten(here)), dict(flatten(there))
     keys = dict.fromkeys([*first, *second])
     rows = [{"key": key, "here": first.get(key), "there": second.get(key)} for key in keys]
@@ -24,8 +29,8 @@ def compare_configs(here: Config, there: Config) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_empty_side(here: Any, there: Any) -> bool:
-    """Returns whether one side has an empty table or list where the other has keys below it."""
-    return (here is None and there in ({}, [])) or (there is None and here in ({}, []))
+    """Returns whether one side has an empty table, list or text, and the other has not that key at all."""
+    return (here is None and there in _EMPTY) or (there is None and here in _EMPTY)
 
 
 def flatten(config: Config) -> Iterator[tuple[str, Any]]:

@@ -201,7 +201,7 @@ def test_a_table_or_list_that_one_side_lacks_is_shown_by_its_keys_alone(tmp_path
     found = rows("diff", str(there), "--config", str(here))
     assert {"key": "collector.pci.gpus_expected", "here": None, "there": 8} in found
     assert {"collector", "notify.slack"}.isdisjoint(row["key"] for row in found)
-    assert not [row for row in found if row["here"] in ({}, []) or row["there"] in ({}, [])]
+    assert not [row for row in found if row["here"] in ({}, [], None, "") and row["there"] in ({}, [], None, "")]
     there.write_text('[agent]\ncollectors = ["cpu"]\n')
     (row,) = rows("diff", str(there), "--config", str(here))
     assert row == {"key": "agent.collectors", "here": [], "there": ["cpu"]}

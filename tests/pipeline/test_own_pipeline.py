@@ -84,3 +84,11 @@ def test_nodes_of_another_site_are_neither_changed_nor_listed(run: Run, words: t
 def test_a_configuration_that_names_no_site_reaches_any_as_through_a_tunnel(run: Run) -> None:
     assert run("", "node", "decommission", "n5", "--reason", "sold")[0] == 0
     assert "n5" in run("", "node", "--output", "jsonl")[1]
+
+
+def test_a_store_that_a_variable_sets_is_expected_by_the_name_of_the_variable(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETPULSE__STORE__PATH", "/nowhere/store.duckdb")
+    said = run("", "backup", str(tmp_path / "copy"))[1]
+    assert "expected /nowhere/store.duckdb, FLEETPULSE__STORE__PATH; nothing was copied" in said
