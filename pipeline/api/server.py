@@ -21,6 +21,7 @@ from pipeline.api.budget_routes import budget_router
 from pipeline.api.device_routes import device_router
 from pipeline.api.facility.routes import facility_router
 from pipeline.api.guard import Guard
+from pipeline.api.handover import HandOver, adopt_listener, start_stand_in
 from pipeline.api.incident_list import incident_list_router
 from pipeline.api.job_routes import job_router
 from pipeline.api.map_routes import map_router
@@ -103,6 +104,8 @@ class ApiServer:
 
     def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
         self.host, self.port = listener.getsockname()[:2]
+        self._listener = listener
+        self._stand_in: HandOver | None = None
         self._thread = threading.Thread(target=server.run, args=([listener],), name="api", daemon=True)
         self._server = server
         self._thread.start()
@@ -114,6 +117,15 @@ class ApiServer:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 raise Unreachable(f"API on {self.host}:{self.port}: did not start; see the log")
             time.sleep(0.01)
+
+    def hand_over(self) -> None:
+        """Lets a stand-in answer from now on, beside this server until it ends. Called before `stop`."""
+        self._stand_in = start_stand_in(self._listener)
+
+    def keep_listener(self, api: Api) -> None:
+        """Keeps the socket and the stand-in, if there is one, for the start that follows in this process."""
+        if self._stand_in is not None:
+            self._stand_in.keep(api)
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until the server has ended after `stop`. Returns whether it has."""
@@ -143,10 +155,12 @@ def start_server(app: FastAPI, config: Config, stop: threading.Event) -> ApiServ
         stop,
         app.state.service,
     )
-    listener = _listen(config.api)
+    adopted, end_stand_in = adopt_listener(config.api)
+    listener = adopted or _listen(config.api)
     serving = ApiServer(server, listener)
     serving.wait_until_started()
     listener.listen(LISTEN_BACKLOG)  # asyncio has set it to ACCEPT_BATCH
+    end_stand_in()
     app.state.service.queries.prepare()
     _LOG.info("API listens on http://%s:%d", serving.host, serving.port)
     return serving

@@ -407,15 +407,14 @@ def run(
     """
     check_receivers(config)
     stop = Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    ended = end_on_signals(stop)
     service = PipelineService(config, judge)
     backend = PipelineBackend(service)
-    hangup = watch_hangup(config, load_again, backend, stop) if load_again else None
     watches = (ObjectivesKeeper(service), ForgeryAudit(service), BurnInWatch(service))
     rounds = (backend.propose_acts, *(watch.run for watch in watches))
-    service.each_round = (*rounds, *((hangup.poll,) if hangup else ()))
     api = start_server(create_app(backend, config), config, stop)
+    hangup = watch_hangup(config, load_again, backend, stop, api.hand_over) if load_again else None
+    service.each_round = (*rounds, *((hangup.poll,) if hangup else ()))
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
     manager = SystemdNotifier()
@@ -436,15 +435,33 @@ def run(
         notifier.join()
         api.join()
         service.close()
-    return AGAIN if again else 0
+        api.keep_listener(config.api)
+    return AGAIN if again and not ended.is_set() else 0
 
 
-def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Stop) -> Reload:
-    """Returns what answers SIGHUP: with a row of the audit, and the end of the loop if the change is accepted."""
+def end_on_signals(stop: Stop) -> threading.Event:
+    """Lets SIGTERM and SIGINT set `stop`. Returns an event that only they set: a reload does not go on after them."""
+    ended = threading.Event()
+
+    def end(*_: object) -> None:
+        ended.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    return ended
+
+
+def watch_hangup(
+    config: Config, load: Load, backend: PipelineBackend, stop: Stop, hand_over: Callable[[], None]
+) -> Reload:
+    """Returns what answers SIGHUP: with a row of the audit, and if the change is accepted the end of the loop, before
+    which the API is handed over."""
 
     def record(outcome: Outcome, reason: str) -> None:
         backend.people.record_audit(Caller("SIGHUP"), ACTION, config.source, reason, outcome)
         if outcome == "done":
+            hand_over()
             stop.set()
 
     def load_checked() -> Config:

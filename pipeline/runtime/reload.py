@@ -50,6 +50,7 @@ class Reload:
         self.accepted = False
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, self._ask)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # see start_again
 
     def _ask(self, *_: object) -> None:
         self._asked = True
@@ -78,7 +79,11 @@ class Reload:
 
 
 def start_again() -> NoReturn:
-    """Replaces this process, which has closed everything, by a new start of the same command."""
+    """Replaces this process, which has closed everything, by a new start of the same command.
+
+    SIGHUP waits until that start answers it: a new program has no handler yet, and would end.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -259,12 +262,23 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
             main.write_text(base + unknown)
             until(lambda: _hang_up(pipeline) and "'nosuch' is not a receiver" in log.read_text(), 300)
             main.write_text(base + "[budget]\ndays = 3\n")
+            url = re.findall(r"API (http://[0-9.:]+)", log.read_text())[0]
             pipeline.send_signal(signal.SIGHUP)
-            until(lambda: log.read_text().count("fleetpulse pipeline: store") == 2, 300)
+            until(lambda: "starts again" in _read_reasons(url), 300)
+            status = Path(f"/proc/{pipeline.pid}/status")
+            until(lambda: "SigBlk:\t0000000000000001" in status.read_text(), 300)
+            pipeline.send_signal(signal.SIGHUP)  # before the new start answers it: it waits
+            until(lambda: "starts again" not in _read_reasons(url), 300)
+            until(lambda: "nothing changed" in log.read_text().rpartition("fleetpulse pipeline: store")[2], 300)
+            assert log.read_text().count("fleetpulse pipeline: store") == 2
+            assert re.findall(r"API (http://[0-9.:]+)", log.read_text()) == [url, url]
             assert pipeline.poll() is None
+            main.write_text(base + "[budget]\ndays = 4\n")
+            pipeline.send_signal(signal.SIGHUP)
+            until(lambda: "4.0; starting again" in log.read_text(), 300)
         finally:
-            pipeline.terminate()
-            assert pipeline.wait(30) == 0
+            pipeline.terminate()  # also in the middle of a reload
+            assert pipeline.wait(30) in (0, -signal.SIGTERM)
     query = "SELECT actor, reason, outcome FROM audit WHERE action = 'reload configuration' ORDER BY time"
     ran = subprocess.run(
         [*words[:2], "sql", query, "--output", "json", "--config", str(main)],
@@ -273,9 +287,19 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
         env=environ,
     )
     found = [tuple(row.values()) for row in json.loads(ran.stdout)]
-    assert found[-1] == ("SIGHUP", "budget.days: 28.0 -> 3.0", "done")
+    assert found[-2:] == [("SIGHUP", f"budget.days: {change}", "done") for change in ("28.0 -> 3.0", "3.0 -> 4.0")]
     assert "did you mean 'days'?" in found[0][1]
     assert found[0][2] == "refused"
+
+
+def _read_reasons(url: str) -> str:
+    """Why the pipeline is not ready. Raises URLError if its address refuses connections."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=30) as answer:
+            assert json.load(answer)["ready"]
+            return ""
+    except urllib.error.HTTPError as error:
+        return "; ".join(json.loads(error.read())["reasons"])
 
 
 def _hang_up(pipeline: subprocess.Popen[bytes]) -> bool:
