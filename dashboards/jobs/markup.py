@@ -31,6 +31,7 @@ from dashboards.words import (
     with_entity_names,
 )
 from pipeline.model.entity_names import entity_name
+from pipeline.model.loss_owner import describe_pace
 from pipeline.model.records import SECOND
 
 SLOWER = 0.03
@@ -231,11 +232,12 @@ def _cause(open_: Sequence[Harm]) -> str:
 
 
 def _effect(harm: Harm) -> str:
-    """Returns the effect as on the page of the incident: `25 % slower`, `not slower any more`, or why it is unknown."""
+    """Returns the effect as on the page of the incident: how much slower, that it recovered, or why it is unknown."""
     if harm.state in ("slow", "unaffected") and harm.slowdown is not None:
         if harm.state == "unaffected" and harm.lost_gpu_hours:
-            return "not slower any more"
-        return f"{percent(harm.slowdown).removeprefix('+')} slower" if harm.slowdown >= 0.005 else "not slower"
+            return f"recovered: {harm.basis}" if harm.basis else "recovered"
+        slower = f"{percent(harm.slowdown).removeprefix('+')} slower" if harm.state == "slow" else "not slower"
+        return describe_pace(slower, harm.basis)
     return f"{harm.state}: {harm.basis}" if harm.basis else harm.state
 
 

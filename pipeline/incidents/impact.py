@@ -17,6 +17,7 @@ from pipeline.incidents.job_pace import JobPace
 from pipeline.incidents.jobs import JobBook
 from pipeline.incidents.reach import Reach, find_reach, natural_order, split_nodes
 from pipeline.model.entity_names import KINDS, entity_name
+from pipeline.model.loss_owner import describe_pace
 from pipeline.model.records import SECOND, Finding, Incident, iso
 
 EVERY = 10 * SECOND
@@ -323,7 +324,9 @@ def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
     if "unknown" in states:
         return "slowdown not measured"
     if "ended" not in states:
-        return "not slower"
+        if len(jobs) > 1:
+            return "none slower than before the onset"
+        return describe_pace("not slower", jobs[0]["basis"])
     return str(jobs[0]["basis"]) if len(jobs) == 1 else f"{states.count('ended')} ended"
 
 

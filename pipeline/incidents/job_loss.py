@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipeline.incidents.job_pace import MINUTE, SLOWER, JobPace
 from pipeline.model.entity_names import entity_name, short_duration
-from pipeline.model.loss_owner import name_owner
+from pipeline.model.loss_owner import PAST, STEP_TIME, name_owner
 from pipeline.model.records import SECOND, Finding, iso
 
 HOUR = 3600 * SECOND
@@ -183,7 +183,7 @@ class JobLoss:
             return
         ratio = recent / base
         self.slowdown, self.share = ratio - 1, 0.0
-        self.basis = f"step time {format_seconds(recent)}, was {format_seconds(base)} before the onset"
+        self.basis = f"{STEP_TIME}{format_seconds(recent)}, was {format_seconds(base)}{PAST}"
         if ratio < 1 + SLOWER:
             self.state, self.counted = "unaffected", max(self.counted, end - UNCOUNTED)
             return

@@ -74,7 +74,7 @@ def test_a_report_has_the_impact_and_the_advice_of_the_incident_page(api: Any) -
     text = report(api)
     for part in (
         "512 GPUs on 64 nodes, 512 ranks; 12.5 GPU-hours lost, 4 per hour",
-        "<td>job 81 (31 % slower), 1 more</td>",
+        "<td>job 81 (31 % slower than before the onset), 1 more</td>",
         "<th>Recommended action</th><td>The whole job waits for",
         "<td>https://wiki.example/fans</td>",
     ):

@@ -9,6 +9,8 @@ import pytest
 from dashboards import acting, cause_and_impact, detail_answers, identity, snapshot
 from dashboards.answers import Change, parse_detail
 from dashboards.client import ApiError, Client
+from dashboards.jobs.answers import Harm
+from dashboards.jobs.markup import harms
 from dashboards.links import Link
 from dashboards.views import silencing
 from pipeline.model.loss_owner import name_owner
@@ -268,7 +270,19 @@ def test_a_job_that_runs_as_before_has_recovered_if_it_lost_time() -> None:
     hit, never_hit = ({**IMPACT["jobs"][0], **now, "lost_gpu_hours": lost} for lost in (25.8, 0.0))
     impact = detail_answers.parse_impact({**IMPACT, "jobs": [hit, never_hit]})
     assert impact is not None
-    assert [cause_and_impact.job_effect(job) for job in impact.jobs] == [f"recovered: {basis}", "1 % slower"]
+    compared = "not slower than before the onset: step time 4.61 s, was 4.58 s"
+    assert [cause_and_impact.job_effect(job) for job in impact.jobs] == [f"recovered: {basis}", compared]
+
+
+@pytest.mark.parametrize("basis", ["step time 1.92 s, was 1.47 s before the onset", ""])
+def test_a_slow_job_says_what_it_is_compared_with(basis: str) -> None:
+    job = {**IMPACT["jobs"][0], "slowdown": 0.306, "state": "slow", "basis": name_owner(basis, "B2")}
+    impact = detail_answers.parse_impact({**IMPACT, "jobs": [job]})
+    assert impact is not None
+    measured = ": step time 1.92 s, was 1.47 s" if basis else ""
+    assert cause_and_impact.job_effect(impact.jobs[0]) == f"31 % slower than before the onset{measured}"
+    harm = Harm("A1", "GPU 1 hot", "page", NOW, None, "slow", 0.306, job["basis"], 1.0, "thermal")
+    assert f"31 % slower than before the onset{measured}<" in harms([harm], NOW)
 
 
 def test_a_conflict_names_people_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,8 @@ def test_a_pause_for_a_checkpoint_is_no_loss() -> None:
     world.run(0.75, j81=0)
     world.run(20)
     assert (world.job()["state"], world.job()["lost_gpu_hours"]) == ("unaffected", 0.0)
+    said = r"reaches 1 rank of job 81, not slower than before the onset: step time 1\.\d+ s, was 1\.\d+ s"
+    assert re.fullmatch(said, world.impact()["text"]), world.impact()["text"]
 
 
 def test_a_job_without_steps_has_no_slowdown_and_says_which_ranks_are_reached() -> None:
