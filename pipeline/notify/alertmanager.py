@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -202,7 +202,7 @@ class PayloadPlanner:
     annotate:  incident -> further annotations: `impact`, `suggested_action`, `runbook_url`.
     locate:    entity -> where it is, as labels.   The place of an incident is fixed while its entity stays the same,
                since labels are the identity of its alert.
-    read_sent: incident -> labels of its newest stored alert, after a restart.
+    read_sent: incidents -> labels of the newest stored alert of each that has one, after a restart.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class PayloadPlanner:
         rules: Rules,
         source: AlertSource,
         locate: Callable[[str], Mapping[str, str]],
-        read_sent: Callable[[str], Mapping[str, str] | None],
+        read_sent: Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]],
         annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
     ) -> None:
         self._annotate = annotate
@@ -235,18 +235,32 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
 
     def label(self, incident: Incident, is_new: bool = False) -> dict[str, str]:
-        """Returns the labels of an incident's alert."""
+        """Returns the labels of an incident's alert. is_new: none was stored before."""
+        return self._label([incident], is_new)[incident.id]
+
+    def label_all(self, incidents: Iterable[Incident]) -> dict[str, dict[str, str]]:
+        """Returns the labels of the alert of each incident, by its id; at most one query for all."""
+        return self._label(list(incidents))
+
+    def _label(self, incidents: Sequence[Incident], are_new: bool = False) -> dict[str, dict[str, str]]:
+        unknown = [] if are_new else [i.id for i in incidents if i.id not in self._places]
+        stored = self._read_sent(unknown) if unknown else {}
+        found = {i.id: make_labels(i, self._source.site, self._find_place(i, stored.get(i.id))) for i in incidents}
+        while len(self._places) > MAX_PLACED:
+            self._places.popitem(last=False)
+        return found
+
+    def _find_place(self, incident: Incident, sent: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Returns where an incident is: as known here, else as its stored alert `sent` says, else where it is now."""
         known = self._places.get(incident.id)
-        if known is None or known[0] != incident.entity:
-            sent = None if is_new or known is not None else self._read_sent(incident.id)
-            if sent is not None and sent.get("entity") == incident.entity:
-                place: Mapping[str, str] = {name: sent[name] for name in PLACES if name in sent}
-            else:
-                place = self._locate(incident.entity)
-            self._places[incident.id] = known = (incident.entity, place)
-            if len(self._places) > MAX_PLACED:
-                self._places.popitem(last=False)
-        return make_labels(incident, self._source.site, known[1])
+        if known is not None and known[0] == incident.entity:
+            return known[1]
+        if sent is not None and sent.get("entity") == incident.entity:
+            place: Mapping[str, str] = {name: sent[name] for name in PLACES if name in sent}
+        else:
+            place = self._locate(incident.entity)
+        self._places[incident.id] = (incident.entity, place)
+        return place
 
     def _plan(self, change: Change, now: int) -> Iterator[Payload]:
         incident, before = change.incident, change.before

@@ -11,18 +11,20 @@ from pipeline.notify.routes import Inhibition, Labels, match_all
 class Inhibitor:
     """Finds, of all incidents that are not resolved, those that a rule inhibits.
 
-    label: incident -> labels of its alert.
+    label_all: incidents -> labels of the alert of each, by its id.
     """
 
-    def __init__(self, rules: tuple[Inhibition, ...], label: Callable[[Incident], Labels]) -> None:
-        self._rules, self._label = rules, label
+    def __init__(
+        self, rules: tuple[Inhibition, ...], label_all: Callable[[Iterable[Incident]], Mapping[str, Labels]]
+    ) -> None:
+        self._rules, self._label_all = rules, label_all
 
     def find_all(self, incidents: Iterable[Incident]) -> dict[str, tuple[str, str]]:
         """Returns incident -> (the incident that inhibits it, the rule); those that none inhibits are left out.
 
         The sources of a rule are grouped by their `equal` labels, so that a storm costs one pass per rule.
         """
-        labels = {incident.id: self._label(incident) for incident in incidents}
+        labels = self._label_all(incidents)
         found: dict[str, tuple[str, str]] = {}
         for number, rule in enumerate(self._rules, 1):
             sources: dict[tuple[str, ...], dict[str, Labels]] = {}

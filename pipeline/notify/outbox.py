@@ -84,8 +84,9 @@ _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
 """
-_NEWEST_ALERT = """
-SELECT payload FROM outbox WHERE incident = $1 AND kind = 'firing' ORDER BY created DESC, number DESC LIMIT 1
+_NEWEST_ALERTS = """
+SELECT incident, payload FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND kind = 'firing'
+QUALIFY row_number() OVER (PARTITION BY incident ORDER BY created DESC, number DESC) = 1
 """
 _RESENT = """
 SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
@@ -130,7 +131,7 @@ class Notifier:
         }
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
         self._rules = rules
-        inhibitor = Inhibitor(rules.inhibitions, self._planner.label)
+        inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all)
         self.find_inhibited = inhibitor.find_all if rules.inhibitions else None
         self._started = clock()
         self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
@@ -152,18 +153,17 @@ class Notifier:
     ) -> dict[str, Any]:
         return make_body(alerts, labels, self.receivers[name].receiver, self._source.external_url, reason, key)
 
-    def _read_sent(self, incident: str) -> Mapping[str, str] | None:
-        """Returns the labels of the newest stored alert of an incident, None if it has none."""
+    def _read_sent(self, incidents: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """Returns the labels of the newest stored alert of each incident that has one."""
         with contextlib.closing(self._store.cursor()) as cursor:
-            row = cursor.execute(_NEWEST_ALERT, [incident]).fetchone()
-        found: Mapping[str, str] | None = None if row is None else json.loads(row[0])["alerts"][-1]["labels"]
-        return found
+            rows = cursor.execute(_NEWEST_ALERTS, [list(incidents)]).fetchall()
+        return {incident: json.loads(payload)["alerts"][-1]["labels"] for incident, payload in rows}
 
     def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Firing:
         """Returns all alerts that fire."""
         found = ledger.load_open_incidents(cursor)
         storms = {incident.id: storm for incident in found for storm in incident.life.inhibited_by}
-        return Firing({incident.id: self._planner.label(incident) for incident in found}, storms)
+        return Firing(self._planner.label_all(found), storms)
 
     def wake(self) -> None:
         """Wakes the threads after payloads were committed."""

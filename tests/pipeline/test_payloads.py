@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def hook(name: str = "ops", **more: Any) -> Webhook:
 
 def make_payloads(what: Change, receivers: list[Webhook], source: AlertSource, now: int) -> list[Payload]:
     """Returns the payloads that a new notifier makes of one change."""
-    planner = PayloadPlanner(build_endpoints(receivers), Rules(None, ()), source, lambda entity: {}, lambda id_: None)
+    planner = PayloadPlanner(build_endpoints(receivers), Rules(None, ()), source, lambda entity: {}, lambda ids: {})
     return planner.plan([what], now)
 
 
@@ -140,6 +141,25 @@ def test_all_values_of_labels_and_annotations_are_text() -> None:
     tables = [body["groupLabels"], body["commonLabels"], body["commonAnnotations"]]
     tables += [a[key] for a in body["alerts"] for key in ("labels", "annotations")]
     assert all(isinstance(v, str) and v for table in tables for v in table.values())
+
+
+def test_labels_of_many_incidents_take_one_query_and_keep_the_place_that_was_sent() -> None:
+    asked: list[list[str]] = []
+
+    def read_sent(ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        asked.append(list(ids))
+        return {"inc-0": {"entity": "port:n0.mlx5_0", "rack": "before", "severity": "critical"}}
+
+    found = [incident(id=f"inc-{i}", entity=f"port:n{i}.mlx5_0") for i in range(300)]
+    planner = PayloadPlanner(
+        build_endpoints([hook()]), Rules(None, ()), SENDER, lambda entity: {"rack": "now"}, read_sent
+    )
+    labels = planner.label_all(found)
+    assert [labels[f"inc-{i}"]["rack"] for i in (0, 1, 299)] == ["before", "now", "now"]
+    assert planner.label_all(found) == labels
+    assert asked == [[i.id for i in found]], "what is known is not read again"
+    assert planner.label(incident(id="inc-new"), is_new=True)["rack"] == "now"
+    assert len(asked) == 1
 
 
 def test_the_watchdog_always_fires_with_the_site() -> None:
