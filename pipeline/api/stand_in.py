@@ -12,12 +12,15 @@ import select
 import socket
 import sys
 import threading
+import time
 
 LISTENER = 3
 RETRY_AFTER_S = 2
 """When a caller should ask again (s). Chosen: a start takes two to ten times that."""
 DETAIL = "the pipeline starts again with a changed configuration; try again"
-_MOST, _WITHIN_S = 32, 1.0  # connections at a time, and the longest wait for a request (s); chosen
+MOST = 32
+"""Connections at a time. Chosen: a dashboard and its people, for some seconds."""
+_WITHIN_S = 1.0  # longest life of a connection (s), which the start of the pipeline may wait for; chosen
 _MAX_BYTES = 64 * 1024
 
 
@@ -40,22 +43,29 @@ def make_answer(request: bytes) -> bytes:
 
 def answer(connection: socket.socket, free: threading.Semaphore) -> None:
     """Answers one request and closes the connection, after the caller: else it might lose the answer."""
+    end = time.monotonic() + _WITHIN_S
     with contextlib.suppress(OSError), connection:
         connection.settimeout(_WITHIN_S)
         connection.sendall(make_answer(connection.recv(_MAX_BYTES)))
         connection.shutdown(socket.SHUT_WR)
-        while connection.recv(_MAX_BYTES):  # the rest of the request
-            pass
+        while (left := end - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(_MAX_BYTES):  # the rest of the request
+                break
     free.release()
 
 
 def serve(listener: socket.socket, until: int) -> None:
-    """Answers until the descriptor `until` is at its end."""
-    free = threading.Semaphore(_MOST)
+    """Answers until the descriptor `until` is at its end, and at most two seconds longer."""
+    free = threading.Semaphore(MOST)
     while until not in select.select([listener.fileno(), until], [], [])[0]:
-        with contextlib.suppress(OSError):  # the pipeline was first, or the caller has gone
+        if not free.acquire(timeout=_WITHIN_S):
+            continue
+        try:
             connection = listener.accept()[0]
-            free.acquire()
+        except OSError:  # the pipeline was first, or the caller has gone
+            free.release()
+        else:
             threading.Thread(target=answer, args=(connection, free)).start()
 
 

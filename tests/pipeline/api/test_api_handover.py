@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.api import stand_in
 from pipeline.api.handover import VARIABLE
 from pipeline.api.server import ApiServer, create_app, start_server
 from pipeline.config.sections import Api, Config
@@ -79,6 +81,32 @@ def test_a_caller_that_sends_nothing_delays_no_other(start: Start) -> None:
     with socket.create_connection(("127.0.0.1", serving.port)), socket.create_connection(("127.0.0.1", serving.port)):
         assert ask(serving.port, "/healthz")[0] == 200
     start(CONFIG)
+
+
+def test_callers_that_never_end_do_not_hold_up_the_start(start: Start) -> None:
+    serving, stop = start(CONFIG)
+    reload(serving, stop)
+    started = threading.Event()
+
+    def dribble(caller: socket.socket) -> None:
+        with contextlib.suppress(OSError), caller:
+            for _ in range(100):  # 10 s
+                caller.sendall(b"x")
+                if started.wait(0.1):
+                    return
+            held_up.append(caller)
+
+    held_up: list[socket.socket] = []
+    callers = [socket.create_connection(("127.0.0.1", serving.port)) for _ in range(stand_in.MOST + 1)]
+    threads = [threading.Thread(target=dribble, args=(caller,)) for caller in callers]
+    for thread in threads:
+        thread.start()
+    again, _ = start(CONFIG)
+    assert ask(again.port, "/api/v1/version")[0] == 200
+    started.set()
+    for thread in threads:
+        thread.join()
+    assert held_up == []
 
 
 def test_a_start_with_another_address_gives_up_the_one_before(start: Start) -> None:
