@@ -70,6 +70,12 @@ def main_finding(detail: IncidentDetail) -> Finding | None:
 # --- comparison -------------------------------------------------------------------------------------
 
 
+REPORTED_WITHIN = 180 * SECOND
+"""A finding older than this, against the newest of its incident, is quiet: three repeats. Chosen."""
+MAX_NAMED = 5
+"""Findings that a notice names; the timeline has all. Chosen."""
+
+
 def has_comparison(finding: Finding) -> bool:
     """Returns whether the evidence holds a measured and an expected value with a unit."""
     facts = finding.evidence
@@ -83,7 +89,30 @@ def comparison_rows(finding: Finding, detail: IncidentDetail, now: int) -> list[
         rows += _compared_values(finding)
     rows.append(("Onset", words.ago(finding.onset, now)))
     rows.append(("Corroborated by", _corroboration(finding, detail)))
+    if is_quiet(finding, detail):
+        return [*rows, ("Last reported", words.ago(finding.time, now))]
     return [*rows, *_clear_condition(finding.evidence.get("clears"))]
+
+
+def is_quiet(finding: Finding, detail: IncidentDetail) -> bool:
+    """Returns whether a finding of an open incident is no longer reported, while others of it are."""
+    if detail.incident.resolved is not None or finding.evidence.get("holds") is True:
+        return False
+    return max(f.time for f in detail.findings) - finding.time > REPORTED_WITHIN
+
+
+def quiet_notice(detail: IncidentDetail, now: int) -> str:
+    """Returns when the main finding was last reported, and what keeps the incident open; empty while it is."""
+    finding = main_finding(detail)
+    if finding is None or not is_quiet(finding, detail):
+        return ""
+    going_on = sorted((f for f in detail.findings if not is_quiet(f, detail)), key=lambda f: f.onset)
+    named = [f"{f.detector} on {entity_name(f.entity)}" for f in going_on]
+    rest = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    return (
+        f"{entity_name(finding.entity)} was last reported at {words.ago(finding.time, now)}. "
+        f"Still reported: {', '.join(named[:MAX_NAMED])}{rest}."
+    )
 
 
 def _compared_values(finding: Finding) -> list[tuple[str, str]]:

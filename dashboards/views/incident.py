@@ -57,6 +57,8 @@ def _body(identity: str) -> None:
     for heading, texts in cause_and_impact.life_notices(detail.incident, now):
         shown = ", ".join(map(as_markup, texts))
         st.html(markup.notice_of(heading, shown, "degraded"))
+    if text := evidence.quiet_notice(detail, now):
+        st.html(markup.notice(text, "degraded", "Main finding:"))
     muting.draw_applying(detail, now)
     left, right = st.columns([1, 1.7], gap="medium")
     with left:

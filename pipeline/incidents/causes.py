@@ -48,10 +48,15 @@ _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong re
 _SLOW_NOTHING = frozenset({"memory"})  # corrected errors cost no time, and others end the job
 _SUPPLIES, _REASONS = frozenset({"rack", "row", "cdu", "pdu"}), "gpu.throttle_reasons"  # heat or lost power sets these
 _NETWORK = frozenset({"leaf", "rail"})
+_COOLING = frozenset({"cdu", "loop", "rack", "row"})
+COOLS_WITHIN = 300 * SECOND
+"""Time after the last sign of a cooling fault in which heat is still its symptom. Chosen: GPUs are cool within a minute
+of the return of flow, and a loop of some 500 L within minutes."""
 _SOFTWARE = frozenset({"version", "change"})
 _CLEARLY = 3.0  # log odds by which another cause must be more likely to replace an inferred one: 20 times; chosen
 _SOFT = _SOFTWARE | {"job", "stage"}
 """Causes that are no device: most of their members rightly show nothing, so that they take in only what many share."""
+_HEAT = frozenset({"thermal", SYMPTOM_FAMILY})
 _NEVER_SYMPTOMS = frozenset({"sdc"})  # wrong results do not follow from heat, power or links
 
 
@@ -150,10 +155,31 @@ class CauseRules:
         began = sorted(c.began for c in firm or every)
         return began[0] if firm else began[len(began) // 4]
 
-    def _is_over(self, case: Case, began: int) -> bool:
-        """Returns whether slowness began after the last sign of a bad network: unlike heat, it leaves nothing."""
-        signs = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
-        return kind_of(case.incident.cause) in _NETWORK and began > max(signs, default=began) + PAIR_WINDOW
+    def _is_over(self, case: Case, family: str, began: int) -> bool:
+        """Returns whether a symptom began after its cause was well again: slowness after the last sign of a bad
+        network, which leaves nothing, or heat after the last sign of bad cooling that still sends telemetry."""
+        cause, every = case.incident.cause, case.conditions.items()
+        if kind_of(cause) in _NETWORK and family == SYMPTOM_FAMILY:
+            signs = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
+            return began > max(signs, default=began) + PAIR_WINDOW
+        if kind_of(cause) not in _COOLING or family not in _HEAT or not self._is_monitored(cause):
+            return False
+        own = [key for key, c in every if self.find_suspect(c.entity) == cause]
+        newest = max((case.conditions[key].last for key in own), default=began)
+        return case.held.isdisjoint(own) and began > newest + COOLS_WITHIN
+
+    def _is_monitored(self, entity: str) -> bool:
+        return self.solver.is_monitored is None or self.solver.is_monitored(entity)
+
+    def outlasts(self, case: Case, finding: Finding, time: int) -> bool:
+        """Returns whether a finding about a member shows a problem of its own, since the cause is well again: a node
+        that is silent for longer than its site, or new heat after cooling came back."""
+        if self.outlasts_site(case, finding, time):
+            return True
+        key = finding.detector, finding.entity
+        is_new = not case.has_condition(finding) and key not in case.adopted
+        below = self.find_suspect(finding.entity) != case.incident.cause
+        return is_new and below and self._is_over(case, detector_family(finding.detector), finding.onset)
 
     def _stops_job(self, case: Case, work: str, detector: str, began: int) -> bool:
         """Returns whether a job hangs or slows down soon after what many of its nodes depend on failed."""
@@ -179,7 +205,9 @@ class CauseRules:
         if began < case.incident.onset - ABSORB_WINDOW or (family in _NEVER_SYMPTOMS and not self._is_inferred(case)):
             return False
         late = kind_of(cause) in _SUPPLIES and began > self._find_begin(case) + ABSORB_WINDOW
-        if family == SYMPTOM_FAMILY and ((late and _REASONS not in symptom.signals) or self._is_over(case, began)):
+        if self._is_over(case, family, began) or (
+            family == SYMPTOM_FAMILY and late and _REASONS not in symptom.signals
+        ):
             return False
         if self._stops_job(case, symptom.entity, symptom.detector, began):
             return True

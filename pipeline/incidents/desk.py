@@ -194,7 +194,7 @@ class Desk:
             chain = self._causes.list_suspects(finding.entity)
             if self._mutes.suppresses(chain, finding.detector, finding.level, self.time):
                 return
-            self._leave_site_case(finding)
+            self._leave_case(finding)
         case = (
             known
             or self._find_silent_site(finding)
@@ -219,7 +219,7 @@ class Desk:
         case = self._cases.get(self._case_ids.get((finding.detector, finding.entity), ""))
         if case is None or not case.is_open:
             return None
-        if self._causes.outlasts_site(case, finding, self.time):
+        if self._causes.outlasts(case, finding, self.time):
             return None
         blamed = case.incident.cause == self._causes.find_suspect(finding.entity)
         adopted = (finding.detector, finding.entity) in case.adopted
@@ -237,11 +237,11 @@ class Desk:
         covering = (c for c in sites if self._causes.site_covers_nodes(c, self.time))
         return next((c for c in covering if own in (c.incident.cause, "site:all")), None)
 
-    def _leave_site_case(self, finding: Finding) -> None:
-        """Removes a node that is silent for longer than its site from the incident of the site."""
+    def _leave_case(self, finding: Finding) -> None:
+        """Removes a member whose problem goes on, or returns, after the cause of its incident is well again."""
         key = finding.detector, finding.entity
         case = self._cases.get(self._case_ids.get(key, ""))
-        if case is None or not case.is_open or not self._causes.outlasts_site(case, finding, self.time):
+        if case is None or not case.is_open or not self._causes.outlasts(case, finding, self.time):
             return
         self._mark_changed(case)
         case.held.discard(key)

@@ -16,7 +16,8 @@ NOON = from_iso("2026-01-01T12:00:00Z")
 
 
 def finding(entity: str = "gpu:n1.0", level: str = "page", detector: str = "sdc", **more: Any) -> Finding:
-    return Finding(NOON, more.pop("onset", NOON), entity, detector, level, 1.0, "it is wrong", **more)  # type: ignore[arg-type]
+    times = more.pop("time", NOON), more.pop("onset", NOON)
+    return Finding(*times, entity, detector, level, 1.0, "it is wrong", **more)  # type: ignore[arg-type]
 
 
 def detail(*findings: Finding, **changes: Any) -> IncidentDetail:
@@ -108,6 +109,24 @@ def test_figures_exclude_the_fields_of_the_vote() -> None:
 )
 def test_impact_comes_from_the_blast_radius_or_the_members(blast: dict[str, Any], said: list[str]) -> None:
     assert evidence.impact(detail(blast_radius=blast)) == said
+
+
+def test_a_main_finding_that_is_no_longer_reported_says_so_and_what_keeps_the_incident_open() -> None:
+    clears = {"clears": "ends when the sensor is normal in two frames"}
+    now = NOON + 1500 * SECOND
+    flow = finding("gpu:n1.0", time=NOON, evidence=clears)
+    later = finding("gpu:n1.1", detector="thermal", time=now - 60 * SECOND)
+    quiet = detail(flow, later)
+    assert evidence.quiet_notice(quiet, now) == (
+        "GPU 0 of n1 was last reported at 12:00:00Z (25 min ago). Still reported: thermal on GPU 1 of n1."
+    )
+    rows = dict(evidence.comparison_rows(flow, quiet, now))
+    assert ("Last reported" in rows, "Clears when" in rows) == (True, False)
+    reported = detail(flow, finding("gpu:n1.1", detector="thermal", time=NOON + 60 * SECOND))
+    held = finding("gpu:n1.0", time=NOON, evidence={**clears, "holds": True})
+    for shown in (reported, detail(held, later), detail(flow, later, state="resolved", resolved=iso(now))):
+        assert evidence.quiet_notice(shown, now) == ""
+        assert "Clears when" in dict(evidence.comparison_rows(shown.findings[0], shown, now))
 
 
 def test_the_timeline_shows_a_finding_once() -> None:

@@ -341,6 +341,38 @@ def test_a_job_that_becomes_slow_after_a_leaf_works_again_is_an_incident_of_its_
     assert case.causes() == causes
 
 
+@pytest.mark.parametrize("knew_it", [True, False], ids=["the same GPU again", "another GPU"])
+@pytest.mark.parametrize(
+    ("lasts", "monitored", "apart"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_heat_that_begins_after_coolant_flows_again_is_an_incident_of_its_own(
+    knew_it: bool, lasts: bool, monitored: bool, apart: bool
+) -> None:
+    case, again = site(hall(loops=1)), found("gpu:n1.1", "thermal_edge", "suspect")
+    case.report_findings(found("cdu:c0", "coolant_edge"))
+    for minute in range(12):
+        flow = [found("cdu:c0", "coolant_edge")] if lasts or minute < 4 else []
+        heat = [found(f"gpu:n{n}.0", "thermal_edge", "suspect") for n in range(6)] if minute < 6 else []
+        case.report_findings(*flow, *heat, *([again] if knew_it and minute < 6 else []), seconds=60)
+    new = replace(again, onset=case.time - 20 * SECOND)
+    case.time += 10 * SECOND
+    case.desk.observe(case.time, [new], None, None, lambda entity: monitored or entity != "cdu:c0")
+    assert case.causes() == ({"cdu:c0", "gpu:n1.1"} if apart else {"cdu:c0"})
+    cooling = next(i for i in case.desk.incidents.values() if i.cause == "cdu:c0")
+    assert ("gpu:n1.1" in cooling.members) == (not apart)
+
+
+def test_heat_soon_after_coolant_flows_again_and_heat_that_goes_on_are_still_its_symptoms() -> None:
+    case = site(hall(loops=1))
+    hot = found("gpu:n1.0", "thermal_edge", "suspect")
+    for minute in range(40):
+        case.report_findings(*([found("cdu:c0", "coolant_edge")] if minute < 4 else []), hot, seconds=60)
+        if minute == 7:
+            case.report_findings(found("gpu:n2.1", "thermal_edge", "suspect", case.time))
+    assert case.causes() == {"cdu:c0"}
+    assert set(case.only().members) == {"cdu:c0", "gpu:n1.0", "gpu:n2.1"}
+
+
 @pytest.mark.parametrize("hours", [0, 12])
 def test_a_slow_gpu_is_no_symptom_of_a_ticket_about_another_gpu_of_its_node(hours: int) -> None:
     case = site(hall(loops=1))
