@@ -31,7 +31,7 @@ from dashboards.words import (
     with_entity_names,
 )
 from pipeline.model.entity_names import entity_name
-from pipeline.model.loss_owner import describe_pace
+from pipeline.model.loss_owner import describe_pace, find_owner
 from pipeline.model.records import SECOND
 
 SLOWER = 0.03
@@ -227,7 +227,8 @@ def job_tiles(job: Job, harms: Sequence[Harm], now: int) -> str:
 
 
 def _cause(open_: Sequence[Harm]) -> str:
-    worst = max(open_, key=lambda h: h.slowdown or 0, default=None)
+    counts = [h for h in open_ if not find_owner(h.basis)]  # the others name the one that counts the loss
+    worst = max(counts or open_, key=lambda h: h.slowdown or 0, default=None)
     return "no incident reaches it" if worst is None else f"cause: {shorten(plain(worst.summary), 60, placeholder='…')}"
 
 

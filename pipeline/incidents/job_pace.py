@@ -30,6 +30,8 @@ SLOWER = 0.03
 """Least slowdown that counts. Chosen: twice the daily swing of large runs (1 to 2 %, Llama 3, section 3.3.4)."""
 LEAST_HANG, NEW_HANG = 60 * SECOND, 120 * SECOND
 """Time without a step from which a job may hang; of a job watched for less than an hour the longer one. Chosen."""
+FURTHER = 1.25
+"""Factor in the step time by which a slow job becomes slow anew. Chosen: above what a slow rank varies by itself."""
 _OF_STEPS, _OF_PAUSES = 3.0, 1.5  # times the usual step, and the longest pause so far, that are no hang; chosen
 _RECENT = 3  # closed minutes whose median, with the open one, is the pace now; chosen
 _REWOUND = 0.05  # share of the step number below which a counter restarted at zero instead of at a checkpoint; chosen
@@ -51,7 +53,8 @@ class JobPace:
     """The pace of one job. Times are event times (us).
 
     minutes: closed ones, oldest first.   moved_at: newest step.   first_at: since when it is watched.
-    step: number of the newest step.   changed_at: since when it is slower than usual.
+    step: number of the newest step.   slowed: (time, step time) since which it is slower than usual, and since which it
+    is slower by FURTHER again: several faults may slow it one after the other.
     rewound: (time, steps) of restarts from a checkpoint; steps is None if the counter restarted.
     """
 
@@ -60,7 +63,7 @@ class JobPace:
     moved_at: int = 0
     first_at: int = 0
     step: float = float("nan")
-    changed_at: int | None = None
+    slowed: list[tuple[int, float]] = field(default_factory=list)
     rewound: list[tuple[int, float | None]] = field(default_factory=list)
     _open: int = 0
     _samples: list[float] = field(default_factory=list)
@@ -71,6 +74,11 @@ class JobPace:
     def usual(self) -> float | None:
         """The usual step time (s): median of the newest minutes that were not slower; None: not known yet."""
         return median(self.normal) if len(self.normal) >= LEAST_MINUTES else None
+
+    @property
+    def changed_at(self) -> int | None:
+        """Since when it is as slow as it is now; None: it is not slower than usual."""
+        return self.slowed[-1][0] if self.slowed else None
 
     def add(self, time: int, step_time: float, step: float) -> Minute | None:
         """Adds what the ranks report of a new step; returns the minute that this closes."""
@@ -108,9 +116,16 @@ class JobPace:
         usual = self.usual
         if usual is None or minute.step_time <= (1 + SLOWER) * usual:
             self.normal.append(minute.step_time)
-            self.changed_at = None
-        elif self.changed_at is None:
-            self.changed_at = minute.time
+            self.slowed = []
+        else:
+            self._slow_down(minute)
+
+    def _slow_down(self, minute: Minute) -> None:
+        """Ends the changes after which it is no longer slower, and begins one if it is slower than after the last."""
+        while len(self.slowed) > 1 and minute.step_time < (self.slowed[-2][1] + self.slowed[-1][1]) / 2:
+            self.slowed.pop()
+        if not self.slowed or minute.step_time > FURTHER * self.slowed[-1][1]:
+            self.slowed.append((minute.time, minute.step_time))
 
     def base_before(self, moment: int) -> float | None:
         """Returns the usual step time (s) in the hour before a moment; None if it is not known."""

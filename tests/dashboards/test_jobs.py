@@ -81,6 +81,15 @@ def test_one_job_shows_slowdown_cause_late_ranks_nodes_and_events(site: Any) -> 
     assert "within=job%3A81" in text
 
 
+def test_the_cause_of_the_slowdown_is_the_incident_that_counts_the_loss(site: Any) -> None:
+    rank = harm(id="B1", summary="rank 214 slow", slowdown=2.3, basis="step time 24 s; counted in B2", lost_gpu_hours=9)
+    flow = harm(id="B2", summary="CDU c1: flow 11 L/min", slowdown=2.2)
+    site.answers["jobs/job:81"] = job_detail(harmed_by=[rank, flow])
+    text = shown(page(script, entity="job:81"))
+    assert "cause: CDU c1: flow 11 L/min" in text
+    assert "cause: Rank 214 slow" not in text
+
+
 def test_a_rank_or_stage_leads_to_its_job() -> None:
     assert [job_of(e) for e in ("job:81", "rank:81.17", "stage:a.b.3", "gpu:n1.0", "")] == [
         "job:81",

@@ -198,6 +198,25 @@ def test_of_two_incidents_on_a_slow_job_the_nearer_one_counts_it() -> None:
     assert near["lost_gpu_hours"] == pytest.approx(48 * 0.5 / 3, rel=0.02)
 
 
+def test_a_second_fault_that_slows_a_slow_job_further_counts_what_it_adds_and_the_first_goes_on_after_it() -> None:
+    world = World()
+    world.run(30)
+    world.open("gpu:n0.3", id_="inc-rank")
+    world.run(70, j81=1.3)
+    before = world.job(id_="inc-rank")["lost_gpu_hours"]
+    world.open("gpu:n4.0", id_="inc-flow")
+    world.run(10, j81=3.0)
+    during = world.job(id_="inc-rank")
+    assert during["basis"].endswith("counted in inc-flow")
+    flow = world.job(id_="inc-flow")
+    assert (flow["state"], flow["slowdown"]) == ("slow", pytest.approx(3.0 / 1.3 - 1, abs=0.01))
+    assert flow["lost_gpu_hours"] == pytest.approx(48 * (1 - 1.3 / 3.0) / 6, rel=0.15)
+    world.run(20, j81=1.3)
+    after = world.job(id_="inc-rank")
+    assert (after["state"], "counted in" in after["basis"]) == ("slow", False)
+    assert after["lost_gpu_hours"] - before == pytest.approx(48 * (1 - 1 / 1.3) / 3, rel=0.15)
+
+
 def test_an_onset_that_is_known_late_is_counted_from_the_change_of_pace() -> None:
     world = World()
     world.run(60)
