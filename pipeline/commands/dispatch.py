@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands.nothing import describe_nothing
-from pipeline.commands.output import make_printable, print_message, render_rows
+from pipeline.commands.output import make_printable, print_message, render_rows, wrap_cells
 from pipeline.config.sections import load_config
 
 
@@ -74,10 +74,10 @@ def _mutes(given: argparse.Namespace) -> int:
 
 
 def _notify(given: argparse.Namespace) -> int:
-    from pipeline.commands import notify, people
+    from pipeline.commands import notify
 
     rows, columns, code = notify.run_notify(load_config(given.config), given, print_message)
-    _print_for_people(people.wrap_last(rows, columns) if given.output == "table" else rows, columns, given)
+    _print_for_people(rows, columns, given)
     return code
 
 
@@ -104,15 +104,18 @@ def _people(given: argparse.Namespace) -> int:
 
 
 def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], given: argparse.Namespace) -> None:
-    """Prints rows: those for people with short times, cut to 120 columns; others with all fields."""
+    """Prints rows: those for people with short times, in 120 columns; others with all fields."""
     from pipeline.commands import people
 
     form = given.output
     if form == "table" and not rows:
         print_message(f"fleetpulse: {describe_nothing(given)}")
     elif form == "table":
-        shown = people.SHOWN_INCIDENTS if columns is people.INCIDENTS else columns
-        sys.stdout.write(render_rows(people.shorten_times(rows, shown), shown, "table", people.WIDTH))
+        is_list = columns is people.INCIDENTS
+        shown = people.SHOWN_INCIDENTS if is_list else columns
+        short = people.shorten_times(rows, shown)
+        lines = short if is_list else wrap_cells(short, shown, people.WIDTH)
+        sys.stdout.write(render_rows(lines, shown, "table", people.WIDTH))
     else:
         every = list(dict.fromkeys(name for row in rows for name in row)) or columns
         sys.stdout.write(render_rows(rows, every if form != "csv" else columns, form))
@@ -139,7 +142,7 @@ def _audit(given: argparse.Namespace) -> int:
         print_message(f"fleetpulse: {text}")
         return 0 if whole else 1
     rows, columns, broken = people.run_audit(load_config(given.config), given)
-    _print_for_people(people.wrap_last(rows, columns) if given.output == "table" else rows, columns, given)
+    _print_for_people(rows, columns, given)
     if broken is not None:
         print_message(f"fleetpulse: row {broken} of the audit was changed, or the row before it is missing")
     return 0 if broken is None else 1

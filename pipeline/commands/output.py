@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pipeline.model.records import to_json
 
 Form = Literal["table", "json", "jsonl", "csv"]
+LEAST_WRAPPED = 8
+"""Width to which a column shrinks at most. Chosen: a word."""
 FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")
 
 
@@ -31,6 +34,37 @@ def render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form:
     if width is None:
         return table
     return "".join(f"{line if len(line) <= width else line[: width - 1] + '…'}\n" for line in table.splitlines())
+
+
+def wrap_cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int) -> list[dict[str, Any]]:
+    """Returns rows with the widest cells on several lines, so that a table of `width` cuts none."""
+    cells = [{name: make_printable(_text(row.get(name))) for name in columns} for row in rows]
+    natural = {name: max([len(name), *(len(row[name]) for row in cells)]) for name in columns}
+    most = _find_widest(natural, width - 2 * (len(columns) - 1))
+    found: list[dict[str, Any]] = []
+    for row, line in zip(rows, cells, strict=True):
+        parts = {name: _wrap(line[name], max(most, len(name))) for name in columns}
+        whole = {name: row.get(name) if len(part) < 2 else part[0] for name, part in parts.items()}
+        found.append({**row, **whole})
+        rest = range(1, max(map(len, parts.values()), default=1))
+        found += [{name: part[i] if i < len(part) else None for name, part in parts.items()} for i in rest]
+    return found
+
+
+def _find_widest(columns: Mapping[str, int], room: int) -> int:
+    """Returns the width to which wide columns shrink so that all fit into `room` characters; names are not shortened.
+
+    columns: name -> width of the longest value.
+    """
+
+    def fits(most: int) -> bool:
+        return sum(min(width, max(most, len(name))) for name, width in columns.items()) <= room
+
+    return next(filter(fits, range(max(room, LEAST_WRAPPED), LEAST_WRAPPED, -1)), LEAST_WRAPPED)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [text]
 
 
 def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from pipeline.model.records import SECOND, from_iso, iso
 
 Rows = list[Mapping[str, Any]]
 WIDTH = 120
-"""Columns of a table for people; the last column is cut to fit."""
+"""Columns of a table for people. Long cells have several lines; titles in lists of incidents are cut."""
 INCIDENTS = ("id", "severity", "state", "opened", "who", "cause", "summary")
 SHOWN_INCIDENTS = ("id", "severity", "state", "opened", "who", "summary")
 """Columns for people: the title names the cause, and needs the width."""
@@ -45,7 +44,7 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
         if given.output != "table":
             return [found], ()
-        return wrap_last([*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY), HISTORY
+        return [*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY
     state = f"?state={given.state}" if given.state else ""
     answer = _get(config, f"/incidents{state}")
     rows = answer["incidents"]
@@ -67,20 +66,6 @@ def describe_lateness(answer: Mapping[str, Any], now: int) -> str:
     return (
         f"incidents may be missing: telemetry is evaluated until {answer['judged'][:19]}Z, {short_duration(late)} ago"
     )
-
-
-def wrap_last(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Rows:
-    """Returns rows for people with a long text in the last column on several lines, so that a table of WIDTH cuts
-    none."""
-    *others, last = columns
-    shown = shorten_times(rows, columns)
-    used = sum(max([len(name), *(len(str(row[name] or "")) for row in shown)]) + 2 for name in others)
-    found: Rows = []
-    for row in shown:
-        first, *more = textwrap.wrap(str(row[last] or ""), max(20, WIDTH - used), break_on_hyphens=False) or [""]
-        found.append({**row, last: first})
-        found += [{**dict.fromkeys(row, None), last: text} for text in more]
-    return found
 
 
 def _fact_rows(incident: Mapping[str, Any]) -> Rows:

@@ -13,8 +13,8 @@ from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
 from pipeline.commands.notify import LISTED
-from pipeline.commands.output import render_rows
-from pipeline.commands.people import describe_lateness, wrap_last
+from pipeline.commands.output import render_rows, wrap_cells
+from pipeline.commands.people import AUDIT, describe_lateness, shorten_times
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.verbs import VERBS
 from pipeline.config.sections import Api, Config, Store
@@ -66,7 +66,8 @@ def test_a_shift_by_the_command_line(site, run):
     assert page in run("silences", "preview", 'rack="r0"')[1]
     made = run("silences", "add", 'rack="r0"', "--hours", "2", "--reason", "a long reason " * 9, "--output", "json")[1]
     silence = json.loads(made)[0]["id"]
-    assert "…" in run("silences")[1]
+    listed = run("silences")[1]
+    assert (listed.count("a long reason"), "…" in listed) == (9, False)
     assert run("silences", "extend", silence, "--hours", "1")[0] == 0
     assert run("silences", "edit", silence, "node=n0", "--reason", "only n0")[1].count('node="n0"') == 1
     assert "Muted: 1" in run("handover")[1]
@@ -170,11 +171,29 @@ def test_codes_for_terminals_in_a_comment_are_not_printed(site, run):
 def test_a_long_answer_of_a_receiver_is_shown_in_full_in_120_columns():
     answer = "[[notify.slack]] slack: token_file = '/etc/fleetpulse/slack-token': " + "cannot be read: " * 12
     rows = [{**dict.fromkeys(LISTED, "x"), "created": "2026-11-27T15:57:22.749357Z", "answer": answer.strip()}]
-    lines = render_rows(wrap_last(rows, LISTED), LISTED, "table").splitlines()
+    lines = render_rows(wrap_cells(shorten_times(rows, LISTED), LISTED, 120), LISTED, "table").splitlines()
     assert max(map(len, lines)) <= 120
     begin = lines[0].index("answer")
     assert " ".join(line[begin:] for line in lines[1:]) == answer.strip()
     assert "2026-11-27 15:57:22 " in lines[1]
+
+
+@pytest.mark.parametrize("width", [90, 120])
+def test_several_long_cells_of_a_row_are_all_shown_in_full(width):
+    reason = "acknowledged in PagerDuty by " + "ann, " * 30
+    row = {**dict.fromkeys(AUDIT, "x"), "number": 7, "target": "inc-0123456789ab/" * 9, "reason": reason.strip()}
+    lines = render_rows(wrap_cells([row, {**row, "number": 8}], AUDIT, width), AUDIT, "table").splitlines()
+    assert max(map(len, lines)) <= width
+    starts = {name: lines[0].index(name) for name in ("target", "reason")}
+    first = lines[1 : next(i for i, line in enumerate(lines) if line[: len("number")].strip() == "8")]
+    shown = ["".join(line[starts["target"] : starts["reason"]].split()) for line in first]
+    assert "".join(shown) == row["target"]
+    assert " ".join(" ".join(line[starts["reason"] :] for line in first).split()) == row["reason"]
+
+
+def test_a_table_that_fits_is_not_wrapped():
+    rows = [{**dict.fromkeys(AUDIT, "short"), "number": 7}]
+    assert wrap_cells(rows, AUDIT, 120) == rows
 
 
 @pytest.mark.slow
