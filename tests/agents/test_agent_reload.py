@@ -86,6 +86,16 @@ def test_a_reload_is_a_new_start_in_the_same_process_with_an_event_and_without_a
     assert sent == ["READY", "RELOADING", "READY", "STOPPING"]  # STOPPING before the end would have systemd kill it
 
 
+def test_an_empty_list_in_place_of_a_default_is_applied(running: Running, drain: Callable[[Path], Drained]) -> None:
+    """`trusted` is ["root"] where it is missing."""
+    running.reload(running.base + "[collector.training]\ntrusted = []\n")
+    running.wait_for("started, every", times=2)
+    running.process.terminate()
+    assert running.process.wait(10) == 0
+    reason = "collector.training.trusted: none -> []"
+    assert read_reloads(drain(running.spool)) == [{"outcome": "done", "reason": reason}]
+
+
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("change", "why"),

@@ -205,9 +205,33 @@ def test_a_table_or_list_that_one_side_lacks_is_shown_by_its_keys_alone(tmp_path
     assert {"key": "collector.pci.gpus_expected", "here": None, "there": 8} in found
     assert {"collector", "notify.slack"}.isdisjoint(row["key"] for row in found)
     assert not [row for row in found if row["here"] in ({}, [], None, "") and row["there"] in ({}, [], None, "")]
+    there.write_text('[notify.route]\nreceiver = ""\n')
+    assert {"key": "notify.route", "here": None, "there": None} not in rows("diff", str(there), "--config", str(here))
     there.write_text('[agent]\ncollectors = ["cpu"]\n')
     (row,) = rows("diff", str(there), "--config", str(here))
     assert row == {"key": "agent.collectors", "here": [], "there": ["cpu"]}
+
+
+@pytest.mark.parametrize(
+    ("kept", "more", "key", "value"),
+    [
+        ("", "[collector.training]\ntrusted = []\n", "collector.training.trusted", []),
+        ("", '[collector.filesystems]\nroot = ""\n', "collector.filesystems.root", ""),
+        ("", "[detector.silence]\n", "detector.silence", {}),
+        ("[collector.training]\nparts = ['/x']\n", "trusted = []\n", "collector.training.trusted", []),
+    ],
+)
+def test_an_empty_value_of_a_raw_table_differs_from_a_key_that_is_missing(
+    main: Path, kept: str, more: str, key: str, value: object
+) -> None:
+    """A missing key has its owner's default, which need not be empty. A reload said that nothing changed."""
+    main.write_text(MAIN + kept)
+    other = main.with_name("other.toml")
+    other.write_text(MAIN + kept + more)
+    assert rows("diff", str(other), "--config", str(main)) == [{"key": key, "here": None, "there": value}]
+    before, after = load_config(main), load_config(other)
+    assert list_changes(before, after, [], "agent") == [f"{key}: none -> {value or repr(value)}"]
+    assert list_changes(after, before, [], "agent") == [f"{key}: {value or repr(value)} -> none"]
 
 
 def test_a_group_that_differs_is_seen_as_its_nodes_read_it(main: Path, tmp_path: Path) -> None:
