@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import signal
 import socket
 import sys
 import threading
@@ -70,4 +71,5 @@ def serve(listener: socket.socket, until: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the pipeline, which ends this
     serve(socket.socket(fileno=LISTENER), sys.stdin.fileno())

@@ -50,7 +50,13 @@ def run_notify(
         say(f"{done['replayed']} messages are sent again")
         return list(done["notifications"]), LISTED, 0
     query = urllib.parse.urlencode({k: v for k in ("state", "incident") if (v := getattr(given, k, None))})
-    return list(_get(config, f"/api/v1/notifications?{query}")["notifications"]), LISTED, 0
+    found = list(_get(config, f"/api/v1/notifications?{query}")["notifications"])
+    return found, choose_columns(found), 0
+
+
+def choose_columns(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """Returns the columns of a list of messages: who silenced an alert at its receiver, only if somebody has."""
+    return (*LISTED, "remote") if any(row.get("remote") for row in rows) else LISTED
 
 
 def _get(config: Config, path: str) -> Any:

@@ -12,7 +12,7 @@ import fleetpulse
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
-from pipeline.commands.notify import LISTED
+from pipeline.commands.notify import LISTED, choose_columns
 from pipeline.commands.output import render_rows, wrap_cells
 from pipeline.commands.people import AUDIT, describe_lateness, shorten_times
 from pipeline.commands.pipeline import PipelineBackend
@@ -66,7 +66,7 @@ def test_a_shift_by_the_command_line(site, run):
     assert page in run("silences", "preview", 'rack="r0"')[1]
     made = run("silences", "add", 'rack="r0"', "--hours", "2", "--reason", "a long reason " * 9, "--output", "json")[1]
     silence = json.loads(made)[0]["id"]
-    listed = run("silences")[1]
+    listed = " ".join(run("silences")[1].split())
     assert (listed.count("a long reason"), "…" in listed) == (9, False)
     assert run("silences", "extend", silence, "--hours", "1")[0] == 0
     assert run("silences", "edit", silence, "node=n0", "--reason", "only n0")[1].count('node="n0"') == 1
@@ -189,6 +189,12 @@ def test_several_long_cells_of_a_row_are_all_shown_in_full(width):
     shown = ["".join(line[starts["target"] : starts["reason"]].split()) for line in first]
     assert "".join(shown) == row["target"]
     assert " ".join(" ".join(line[starts["reason"] :] for line in first).split()) == row["reason"]
+
+
+def test_a_list_of_messages_shows_silences_at_receivers_if_there_are_some():
+    sent, silenced = {"id": "a", "remote": None}, {"id": "b", "remote": "silenced by ada: new cables"}
+    assert choose_columns([sent]) == LISTED
+    assert choose_columns([sent, silenced]) == (*LISTED, "remote")
 
 
 def test_a_table_that_fits_is_not_wrapped():
