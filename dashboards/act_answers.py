@@ -40,6 +40,7 @@ class Act:
 
     open: whether it may still do something.   in_force: whether it keeps nodes out of service: those of `held`.
     waits_for: what it waits for that no person has to do, "" if nothing.
+    by_person: a person requested it, no program.   version: rises with each change.
     """
 
     id: str
@@ -60,6 +61,8 @@ class Act:
     approvals: tuple[tuple[str, str], ...]
     outcome: str
     waits_for: str = ""
+    by_person: bool = False
+    version: int = 0
     history: tuple[tuple[int, str, str, str], ...] = ()
 
 
@@ -99,6 +102,8 @@ def parse_act(table: Mapping[str, Any]) -> Act:
         approvals=tuple((str(a["who"]), str(a["comment"])) for a in require_list(table["approvals"])),
         outcome=str((table.get("result") or {}).get("reason", "")),
         waits_for=str(table.get("waits_for") or ""),
+        by_person=bool(table["by_person"]),
+        version=int(table["version"]),
         history=tuple(
             (from_iso(s["time"]), str(s["state"]), str(s["actor"]), str(s["comment"]))
             for s in require_list(table.get("history") or [])

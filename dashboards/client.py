@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 from dashboards import answers
 from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
 from pipeline.http.addresses import make_opener
+from pipeline.http.client import NO_RIGHT
 from pipeline.model.errors import FleetpulseError, UsageError
 from pipeline.model.records import Incident, State, iso
 
@@ -212,10 +213,10 @@ class Client:
         return ApiError(text, unsure=not isinstance(reason, ConnectionRefusedError))
 
     def _error_of(self, error: urllib.error.HTTPError) -> ApiError:
-        if error.code in (401, 403):
-            fix = "Give the dashboard a token with this right: [dashboard] token_file"
-            return ApiError(f"The API at {self.url} refused ({_problem(error)[0]}). {fix}", error.code)
         text, kind = _problem(error)
+        if kind == NO_RIGHT:
+            fix = "Give the dashboard a token with this right: [dashboard] token_file"
+            return ApiError(f"The API at {self.url} refused ({text}). {fix}", error.code, kind)
         if error.code in FAULTS:
             advice = f"The API at {self.url} has a fault: see the log of the pipeline, or run: fleetpulse doctor"
             return ApiError(f"{text} (HTTP {error.code}). {advice}", error.code, kind, unsure=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import streamlit as st
 
 from dashboards import routes
+from dashboards.views import place
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
@@ -51,6 +52,7 @@ def find_draw(entry: PageEntry) -> Callable[[], None]:
     def draw() -> None:
         if not entry.shown:
             routes.keep_query(entry.name)
+        place.enter(entry.name, st.query_params.get("id", ""))
         cast(Callable[[], None], import_module(f"dashboards.views.{entry.name}").page)()
 
     return draw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
@@ -12,6 +12,7 @@ from dashboards import markup, routes, snapshot
 from dashboards.act_answers import Act, parse_act
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
+from dashboards.views import place
 from dashboards.views.form_popover import close_popover
 from dashboards.views.silencing import draw_right
 
@@ -36,6 +37,17 @@ class Draft:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a change. source: the act that it is about, or the key of the form that it came from.   state,
+    version: of the act just after it; empty until the act is read again, as after an error."""
+
+    source: str
+    outcome: Outcome
+    state: str = ""
+    version: int = 0
+
+
 def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
     """Draws the form of a new act, in a popover of its key, and its result; verbs that are off are not offered."""
     key, verbs = draft.key, [verb for verb, mode in modes.items() if mode != "off"]
@@ -54,7 +66,7 @@ def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
     st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
     st.text_input("Reason", draft.reason, key=f"{key}-reason", placeholder="Why, for the approver")
     st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(draft,))
-    draw_result()
+    _draw_form_result(key)
 
 
 def _propose(draft: Draft) -> None:
@@ -73,44 +85,62 @@ def _propose(draft: Draft) -> None:
         "params": params,
     }
     if not names or not body["reason"]:
-        state[_RESULT] = "", Outcome("degraded", "Enter at least one node, and a reason.", False)
+        state[_RESULT] = Result(key, Outcome("degraded", "Enter at least one node, and a reason.", False))
         return
-    propose(body)
+    propose(body, key)
     if state[_OPEN]:
         close_popover(key)
 
 
-def propose(body: Mapping[str, Any]) -> None:
-    """Proposes an act, and opens its page at the next run."""
-    st.session_state[_OPEN] = send("acts", body, "Proposed. The executor plans it within seconds.")
+def propose(body: Mapping[str, Any], source: str) -> None:
+    """Proposes an act, and opens its page at the next run. source: see `send`."""
+    st.session_state[_OPEN] = send("acts", body, "Proposed. The executor plans it within seconds.", source)
 
 
-def send(path: str, body: Mapping[str, Any], done: str | Callable[[Act], str]) -> str:
+def send(path: str, body: Mapping[str, Any], done: str | Callable[[Act], str], source: str) -> str:
     """Sends a change; returns the id of the act, "" if nothing changed. `draw_result` shows what came of it.
 
-    done: the text if it succeeds, or what returns it.
+    done: the text if it succeeds, or what returns it.   source: the act or form that asks, which shows an error.
     """
     try:
         made = snapshot.send(parse_act, path, body)
     except ApiError as error:
-        about = path.partition("/")[2].partition("/")[0]
-        st.session_state[_RESULT] = about, Outcome("critical", error.describe("Nothing changed."), False)
+        st.session_state[_RESULT] = Result(source, Outcome("critical", error.describe("Nothing changed."), False))
         return ""
-    st.session_state[_RESULT] = (
-        made.id,
-        Outcome("quiet", f"{made.id}: {done if isinstance(done, str) else done(made)}", True),
-    )
+    text = f"{made.id}: {done if isinstance(done, str) else done(made)}"
+    st.session_state[_RESULT] = Result(made.id, Outcome("quiet", text, True), made.state, made.version)
     return made.id
 
 
 def open_proposed() -> None:
     """Opens the page of the act that was just proposed, where its plan appears."""
     if made := st.session_state.pop(_OPEN, ""):
+        place.expect("acts", made)
         routes.open_page("acts", id=made)
 
 
-def draw_result(act: str = "") -> None:
-    """Draws what came of the last change. act: whose page it is; changes of other acts are not shown there."""
-    about, outcome = st.session_state.get(_RESULT, ("", None))
-    if outcome and (not act or about in ("", act)):
-        st.html(markup.notice(outcome.text, outcome.tone))
+def draw_result(act: Act) -> None:
+    """Draws what came of the last change of an act on its page, until the act has another state than just after it."""
+    result: Result | None = st.session_state.get(_RESULT)
+    if result is None or result.source != act.id:
+        return
+    if not result.state:
+        result = st.session_state[_RESULT] = replace(result, state=act.state, version=act.version)
+    if act.state != result.state and act.version > result.version:
+        drop_result(act.id)
+        return
+    st.html(markup.notice(result.outcome.text, result.outcome.tone))
+
+
+def _draw_form_result(key: str) -> None:
+    """Draws what came of the last use of a form."""
+    result: Result | None = st.session_state.get(_RESULT)
+    if result is not None and result.source == key:
+        st.html(markup.notice(result.outcome.text, result.outcome.tone))
+
+
+def drop_result(source: str) -> None:
+    """Forgets what came of the last change of an act, or use of a form: the form is closed."""
+    result: Result | None = st.session_state.get(_RESULT)
+    if result is not None and result.source == source:
+        del st.session_state[_RESULT]

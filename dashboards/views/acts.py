@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from dashboards import markup, routes, snapshot
+from dashboards import identity, markup, routes, snapshot
 from dashboards.act_answers import Act, ActList, Plan, parse_act, parse_acts
+from dashboards.identity import Person
 from dashboards.links import Link, Text, entity_link, incident_link
 from dashboards.views import parts
-from dashboards.views.act_form import Draft, draw_form, draw_result, open_proposed, propose, send
+from dashboards.views.act_form import Draft, draw_form, draw_result, drop_result, open_proposed, propose, send
 from dashboards.views.form_popover import draw_popover, is_open
 from dashboards.views.silencing import draw_right
 from dashboards.words import ago, amount, clock, joined
@@ -65,7 +66,7 @@ def _draw_list() -> None:
     parts.draw_head("Acts" if found is None else headline(found), [], "", answer, of_now=found is not None)
     parts.draw_error(answer)
     if not is_open("acts-new"):
-        draw_result()
+        drop_result("acts-new")
     if found is None:
         return
     if found.breaker:
@@ -126,7 +127,7 @@ def _draw_one(identity: str) -> None:
     badges = [markup.badge(state_text(act).upper(), STATE_TONES.get(act.state, "quiet"))]
     parts.draw_head(f"{act.text}: {act.reason}", badges, subtitle(act, now), answer)
     parts.draw_error(answer)
-    draw_result(act.id)
+    draw_result(act)
     targets: list[Text] = [entity_link(target) for target in act.targets]
     if act.incident:
         targets.append(incident_link(act.incident))
@@ -182,18 +183,43 @@ def _draw_buttons(act: Act) -> None:
     st.html(markup.section("Decision"))
     if not draw_right(f"acts/{act.id}/approve"):
         return
-    st.text_input("Comment", key="act-comment", placeholder="What you checked")
-    if act.verb in HARD and act.state == "awaiting_approval":
+    who = identity.require()
+    waits = act.state == "awaiting_approval" and act.plan is not None
+    other, alone = find_bar(act, who.name) if waits else "", waits and may_approve_alone(act, who)
+    if other:
+        st.html(markup.notice(other, "degraded"))
+    st.text_input("Comment", key=f"act-comment-{act.id}", placeholder="What you checked")
+    if act.verb in HARD and waits and (alone or not other):
         name = act.targets[0].partition(":")[2]
-        st.text_input(f"Type the name of the node ({name}): this cannot be undone", key="act-typed")
+        st.text_input(f"Type the name of the node ({name}): this cannot be undone", key=f"act-typed-{act.id}")
     row = st.container(horizontal=True)
-    if act.state == "awaiting_approval" and act.plan is not None:
+    if waits and not other:
         row.button("Approve this plan", type="primary", key="act-approve", on_click=_approve, args=(act,))
+    if alone:
         with row.popover("Break-glass", key="act-glass"):
             text = "For one administrator alone on call, one node an hour. Operators are notified, and it is reviewed."
             st.html(markup.notice(text, "critical"))
             st.button("Approve alone", key="act-glass-now", on_click=_approve, args=(act, True))
     row.button("Cancel act", key="act-cancel", on_click=_cancel, args=(act,))
+
+
+def find_bar(act: Act, name: str) -> str:
+    """Returns why the person of this name cannot approve the plan; "" if only the API can know. Its rule also compares
+    the subjects of the logins, which no page gets."""
+    if any(name == given for given, _ in act.approvals):
+        return "You approved it: another person must approve."
+    if act.plan is not None and act.plan.people > 1 and act.by_person and act.requested_by == name:
+        return "You requested it: another person must approve."
+    return ""
+
+
+def may_approve_alone(act: Act, who: Person) -> bool:
+    """Returns whether to offer a person the approval alone: an administrator, one node, and no approval of this person
+    before."""
+    needed = act.plan is not None and act.plan.people > 1
+    return (
+        needed and len(act.targets) == 1 and who.may("admin") and all(who.name != given for given, _ in act.approvals)
+    )
 
 
 def _draw_next(act: Act) -> None:
@@ -216,7 +242,7 @@ def _draw_next(act: Act) -> None:
             "incident": act.incident,
             "params": {"level": step.level} if step.level else {},
         }
-        row.button(step.label, key=f"act-{step.verb}-{step.level}", on_click=propose, args=(body,))
+        row.button(step.label, key=f"act-{step.verb}-{step.level}", on_click=propose, args=(body, act.id))
 
 
 def _has_next(act: Act) -> bool:
@@ -227,11 +253,11 @@ def _has_next(act: Act) -> bool:
 def _approve(act: Act, break_glass: bool = False) -> None:
     body = {
         "plan": act.plan.hash if act.plan else "",
-        "comment": str(st.session_state.get("act-comment") or ""),
-        "typed": str(st.session_state.get("act-typed") or "").strip(),
+        "comment": _comment(act),
+        "typed": str(st.session_state.get(f"act-typed-{act.id}") or "").strip(),
         "break_glass": break_glass,
     }
-    send(f"acts/{snapshot.quoted(act.id)}/approve", body, approved_text)
+    send(f"acts/{snapshot.quoted(act.id)}/approve", body, approved_text, act.id)
 
 
 def approved_text(act: Act) -> str:
@@ -242,8 +268,12 @@ def approved_text(act: Act) -> str:
 
 
 def _cancel(act: Act) -> None:
-    body = {"comment": str(st.session_state.get("act-comment") or "")}
-    send(f"acts/{snapshot.quoted(act.id)}/cancel", body, "Cancelled. Nothing was done.")
+    send(f"acts/{snapshot.quoted(act.id)}/cancel", {"comment": _comment(act)}, "Cancelled. Nothing was done.", act.id)
+
+
+def _comment(act: Act) -> str:
+    """Returns what the person wrote about this act, and no other."""
+    return str(st.session_state.get(f"act-comment-{act.id}") or "")
 
 
 # --- acts of an incident ---------------------------------------------------------------------------------
@@ -275,4 +305,4 @@ def draw_of_incident(incident: str, nodes: str) -> None:
         on_click="ignore",
     )
     if not is_open("incident-act"):
-        draw_result()
+        drop_result("incident-act")

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.api.problem import ProblemResponse, make_problem
 from pipeline.api.tokens import Tokens
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host_header
+from pipeline.http.client import NO_RIGHT
 from pipeline.http.roles import (
     ACTS_PATH,
     CLIENT_HEADER,
@@ -108,7 +109,7 @@ class Guard:
         if caller is None:
             why = "expected Authorization: Bearer with a token of [api] token_file or `fleetpulse token create`"
             scope[REFUSED] = Caller("unknown", "viewer", origin), "no token, or an unknown, expired or revoked one"
-            return make_problem(401, why, {"WWW-Authenticate": "Bearer"})
+            return make_problem(401, why, {"WWW-Authenticate": "Bearer"}, NO_RIGHT)
         scope[USER] = Caller(caller, caller.role, origin, caller.on_behalf_of, is_executor=caller.is_executor)
         try:
             scope[USER] = find_person(scope[USER], headers)
@@ -116,22 +117,22 @@ class Guard:
             return make_problem(400, str(error))
         except PermissionError as error:
             scope[REFUSED] = scope[USER], str(error)
-            return make_problem(403, str(error))
+            return make_problem(403, str(error), kind=NO_RIGHT)
         if scope["path"].startswith(EXECUTOR_PATH) and not scope[USER].is_executor:
             made = "see fleetpulse token create --executor; a token with --on-behalf-of cannot be one"
             why = f"{scope[USER]} is no executor: {made}"
             scope[REFUSED] = scope[USER], why
-            return make_problem(403, why)
+            return make_problem(403, why, kind=NO_RIGHT)
         writes = scope["method"] not in ("GET", "HEAD")
         if not self.tokens and writes and scope["path"].startswith(ACTS_PATH):
             why = "acts need a token or a person who signed in, and there is no token: see fleetpulse token create"
             scope[REFUSED] = scope[USER], why
-            return make_problem(403, why)
+            return make_problem(403, why, kind=NO_RIGHT)
         needed = find_role(scope["method"], scope["path"])
         if not scope[USER].may(needed):
             why = f"{scope[USER]} is {scope[USER].role}; {scope['method']} {scope['path']} needs the role {needed}"
             scope[REFUSED] = scope[USER], why
-            return make_problem(403, why)
+            return make_problem(403, why, kind=NO_RIGHT)
         return None
 
     async def _audit(self, scope: Scope, caller: Caller, why: str) -> None:

@@ -18,7 +18,8 @@ from pipeline.model.errors import FleetpulseError, InvalidQuery, NoAnswer, OverL
 WRONG_QUERY = "urn:fleetpulse:wrong-query"
 OVER_LIMIT = "urn:fleetpulse:over-limit"
 REFUSED = "urn:fleetpulse:refused"
-"""`type` of problems (RFC 9457) with a meaning beyond the status."""
+NO_RIGHT = "urn:fleetpulse:no-right"
+"""`type` of problems (RFC 9457) with a meaning beyond the status. NO_RIGHT: another token might do."""
 TOKEN_VARIABLE = "FLEETPULSE_TOKEN"
 """Environment variable with the token of a person; without it, the first one of [api] token_file is used."""
 QUERY_MARGIN = 45.0
@@ -114,7 +115,7 @@ def _send(config: Config, request: urllib.request.Request, timeout: float, is_fi
 
 def _name_token(config: Config, status: int, answer: Any) -> Any:
     """Returns the answer to a refused token; it says which one was sent, or how to send one."""
-    if status not in (401, 403) or not isinstance(answer, dict):
+    if not isinstance(answer, dict) or answer.get("type") != NO_RIGHT:
         return answer
     detail = answer.get("detail") or answer.get("title")
     if not os.environ.get(TOKEN_VARIABLE):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
-from dashboards import identity
+from dashboards import identity, snapshot
 from dashboards.act_answers import parse_act, parse_acts
 from dashboards.identity import Person
 from dashboards.views.acts import approved_text, guard_result, headline, state_text, subtitle
@@ -58,6 +59,8 @@ def act_table(**more: Any) -> dict[str, Any]:
         "mode": "on",
         "targets": ["node:n042"],
         "requested_by": "alice",
+        "by_person": True,
+        "version": 3,
         "reason": "corrupts data",
         "incident": "A1",
         "created": iso(NOW - 60 * SECOND),
@@ -154,7 +157,7 @@ def test_an_approval_says_what_it_still_needs() -> None:
 
 def test_an_operator_approves_the_plan_that_is_shown(acts: Any) -> None:
     test = page(acts_script, id="ACT-1")
-    test.text_input(key="act-comment").input("looked at the rack")
+    test.text_input(key="act-comment-ACT-1").input("looked at the rack")
     test.button(key="act-approve").click().run()
     assert acts.posted == [
         (
@@ -166,14 +169,121 @@ def test_an_operator_approves_the_plan_that_is_shown(acts: Any) -> None:
     acts.answers["acts/ACT-2"] = act_table(id="ACT-2")
     test.query_params["id"] = "ACT-2"
     assert "ACT-1: Approved." not in shown(test.run()), "it belongs to the page of another act"
+    assert test.text_input(key="act-comment-ACT-2").value == "", "what was written is about another act"
+
+
+ALICE, BOB = Person("alice", "operator"), Person("bob", "operator")
+APPROVED = {"approvals": [{"who": "alice", "comment": ""}], "by_person": False}
+
+
+@pytest.mark.parametrize(
+    ("person", "changes", "said", "offered"),
+    [
+        (ALICE, {}, "You requested it: another person must approve.", []),
+        (BOB, {}, "", ["act-approve"]),
+        (ALICE, {"by_person": False}, "", ["act-approve"]),
+        (ALICE, APPROVED, "You approved it: another person must approve.", []),
+        (BOB, APPROVED, "", ["act-approve"]),
+        (Person("alice", "admin"), {}, "You requested it: another person must approve.", ["act-glass-now"]),
+        (Person("alice", "admin"), APPROVED, "You approved it: another person must approve.", []),
+        (Person("bob", "admin"), {"targets": ["node:n042", "node:n043"]}, "", ["act-approve"]),
+    ],
+)
+def test_who_cannot_approve_a_plan_is_told_why_and_not_offered_to(
+    acts: Any, person: Person, changes: dict[str, Any], said: str, offered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "current", lambda: person)
+    acts.answers["acts/ACT-1"] = act_table(**changes)
+    test = page(acts_script, id="ACT-1")
+    assert [button.key for button in test.button] == [*offered, "act-cancel"]
+    assert ("another person must approve" in shown(test)) == bool(said)
+    assert said in shown(test)
+
+
+def test_a_requester_approves_alone_what_needs_one_person(acts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "current", lambda: ALICE)
+    acts.answers["acts/ACT-1"]["plan"] |= {"people": 1, "people_why": []}
+    test = page(acts_script, id="ACT-1")
+    assert [button.key for button in test.button] == ["act-approve", "act-cancel"]
 
 
 def test_for_a_verb_without_an_undo_the_name_of_the_node_is_typed(acts: Any) -> None:
     acts.answers["acts/ACT-1"] = act_table(verb="evict", text="evict n042")
     test = page(acts_script, id="ACT-1")
-    test.text_input(key="act-typed").input("n042")
+    test.text_input(key="act-typed-ACT-1").input("n042")
     test.button(key="act-approve").click().run()
     assert acts.posted[0][1]["typed"] == "n042"
+
+
+def test_the_result_of_an_approval_goes_when_the_act_has_another_state(acts: Any) -> None:
+    test = page(acts_script, id="ACT-1")
+    acts.answers["acts/ACT-1"] = act_table(state="approved", version=4)
+    test.button(key="act-approve").click().run()
+    assert "The executor begins within seconds." in shown(test)
+    acts.answers["acts/ACT-1"] = act_table(state="executed", version=6)
+    snapshot._drop_answers()
+    text = shown(test.run())
+    assert "EXECUTED" in text
+    assert "The executor begins within seconds." not in text
+
+
+def test_a_refusal_stays_for_the_state_after_it_and_goes_with_the_next(acts: Any) -> None:
+    test = page(acts_script, id="ACT-1")
+    acts.broken["acts/ACT-1/approve"] = (403, b'{"detail": "the plan has changed since it was shown"}')
+    acts.answers["acts/ACT-1"] = act_table(state="executing", version=5)
+    test.button(key="act-approve").click().run()
+    assert "Nothing changed. The plan has changed since it was shown" in shown(test)
+    acts.answers["acts/ACT-1"] = act_table(state="executed", version=6)
+    snapshot._drop_answers()
+    assert "Nothing changed." not in shown(test.run())
+
+
+def test_what_a_form_said_goes_with_it_and_is_on_no_other_page(acts: Any) -> None:
+    test = page(acts_script, opened="acts-new")
+    test.button(key="acts-new-send").click().run()
+    assert "Enter at least one node" in shown(test)
+    test.query_params["id"] = "ACT-1"
+    assert "Enter at least one node" not in shown(test.run())
+    test.session_state["acts-new-0"] = False
+    del test.query_params["id"]
+    assert "Enter at least one node" not in shown(test.run())
+    test.session_state["acts-new-0"] = True
+    assert "Enter at least one node" not in shown(test.run()), "it was closed since"
+
+
+def test_a_proposal_that_fails_is_an_error_of_the_page_that_it_came_from(acts: Any) -> None:
+    held = act_table(state="verified", open=False, in_force=True, held=["node:n042"])
+    acts.answers["acts"] |= {"modes": {"hold": "on", "release": "on"}}
+    acts.answers["acts/ACT-1"], acts.answers["acts/ACT-2"] = held, act_table(id="ACT-2")
+    test = page(acts_script, id="ACT-1")
+    acts.broken["acts"] = (400, b'{"detail": "no such node"}')
+    test.button(key="act-release-").click().run()
+    assert "Nothing changed. No such node" in shown(test)
+    test.query_params["id"] = "ACT-2"
+    assert "Nothing changed." not in shown(test.run())
+
+
+def test_a_result_is_forgotten_when_the_page_is_left() -> None:
+    def script() -> None:
+        import streamlit as st
+
+        from dashboards.views import place
+
+        for step in st.session_state["way"]:
+            place.enter(*step)
+
+    test = AppTest.from_function(script)
+    for way, kept in (
+        ([("acts", "ACT-1"), ("acts", "ACT-1")], True),
+        ([("acts", "ACT-1"), ("acts", "ACT-2"), ("acts", "ACT-1")], False),
+        ([("fleet", ""), ("acts", "ACT-1")], False),
+    ):
+        test.session_state["way"] = way[:1]
+        test.run()
+        test.session_state["fleetpulse.acts.result"] = "Approved."
+        test.session_state["way"] = way
+        test.run()
+        assert ("fleetpulse.acts.result" in test.session_state) == kept
 
 
 def test_an_act_is_proposed_with_nodes_and_a_reason(acts: Any) -> None:

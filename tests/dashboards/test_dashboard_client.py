@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from dashboards.client import ApiError, Client, read_token
+from pipeline.http.client import NO_RIGHT, REFUSED
 from pipeline.model.errors import UsageError
 
 
@@ -98,10 +100,19 @@ def test_an_unknown_severity_is_an_error(api: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refusal_names_the_token_file(api: Any, status: int) -> None:
-    api.broken["fleet"] = (status, b'{"detail": "no token"}')
+def test_a_token_without_the_right_names_the_token_file(api: Any, status: int) -> None:
+    api.broken["fleet"] = (status, json.dumps({"detail": "no token", "type": NO_RIGHT}).encode())
     with pytest.raises(ApiError, match=r"No token.*token_file"):
         Client(api.url).fetch_fleet()
+
+
+@pytest.mark.parametrize("kind", [REFUSED, "about:blank"])
+def test_a_refusal_that_no_token_would_change_says_nothing_of_tokens(api: Any, kind: str) -> None:
+    why = "approve ACT-1: the requester cannot approve what needs two people"
+    api.broken["acts/ACT-1/approve"] = (403, json.dumps({"detail": why, "type": kind}).encode())
+    with pytest.raises(ApiError) as refused:
+        Client(api.url).send(dict, "acts/ACT-1/approve", {})
+    assert str(refused.value) == f"A{why[1:]} (HTTP 403)"
 
 
 def test_an_error_without_a_problem_document_is_reported_by_its_reason(api: Any) -> None:

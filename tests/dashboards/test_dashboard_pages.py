@@ -55,6 +55,10 @@ def test_the_app_opens_on_the_fleet(api: Any) -> None:
     assert "1 critical of 3 nodes, 1 without data" in text
     assert "2 of 3 agents reporting · 2 data gaps · 2 of 3 nodes are SIMULATED" in text
     assert "--fp-critical:light-dark(" in text
+    test.session_state["fleetpulse.list.result"] = "2 incidents acknowledged."
+    assert "fleetpulse.list.result" in test.run().session_state, "the page was not left"
+    test.session_state["fleetpulse.place"] = "incidents", ""
+    assert "fleetpulse.list.result" not in test.run().session_state
 
 
 @pytest.mark.slow

@@ -213,6 +213,25 @@ def test_an_attempt_by_command_is_refused_with_exit_code_4_and_a_row_of_the_audi
     assert served.scheduler.log == []
 
 
+def test_a_refusal_says_by_its_type_whether_another_token_would_do(served):
+    served.tokens["unknown"] = "x" * 40
+    held(served)
+    act = served.propose("evict", **person(served, "alice"))
+    body = {"plan": act["plan"]["hash"], "comment": "yes", "typed": "n03"}
+    answers = [
+        served.call("POST", f"/acts/{act['id']}/approve", body, **person(served, "alice")),
+        served.call("POST", f"/acts/{act['id']}/approve", body, token="viewer"),
+        served.call("POST", f"/acts/{act['id']}/approve", body, token="viewer", person="alice"),
+        served.call("GET", "/acts", token="unknown"),
+    ]
+    assert [(status, found["type"].rpartition(":")[2]) for status, found in answers] == [
+        (403, "refused"),
+        (403, "no-right"),
+        (403, "no-right"),
+        (401, "no-right"),
+    ]
+
+
 def test_an_executor_with_another_token_is_refused_with_exit_code_4(served, tmp_path):
     file = tmp_path / "other.token"
     file.write_text(f"admin:{served.tokens['admin']}\n")
