@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from detectors.base.detector import Detector
     from pipeline.config.sections import Config
 
 ON_NODES = ("agent", "once", "record", "doctor")
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pipeline.model.errors import FleetpulseError
+    from pipeline.model.errors import ConfigError, FleetpulseError
 
     try:
         set_state_home()
@@ -54,7 +55,7 @@ def _run(given: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except FleetpulseError as error:
-        print(f"fleetpulse: {error}", file=sys.stderr)
+        print(f"fleetpulse: {_hide_addresses(error) if isinstance(error, ConfigError) else error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 0 if given.command in SERVICES else 130
@@ -63,6 +64,13 @@ def _run(given: argparse.Namespace) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the interpreter flushes to the closed pipe at exit
         return 0
+
+
+def _hide_addresses(error: Exception) -> str:
+    """Returns an error about a value of the configuration, for logs: of addresses in it only the host."""
+    from pipeline.config.addresses import hide_in_text
+
+    return hide_in_text(str(error))
 
 
 def _limit_blas_threads() -> None:
@@ -173,16 +181,30 @@ def _pipeline(given: argparse.Namespace) -> int:
     from pipeline.runtime import logs
 
     logs.log_to_stderr()
-    runner = Runner(detectors.configured(config.detector, config.source))
+    runner = Runner(_configure_detectors(config))
 
     def load_again() -> Config:
         fresh = _load_config(given)
-        detectors.configured(fresh.detector, fresh.source)
+        _configure_detectors(fresh)
         return fresh
 
     code = _or_start_again(pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")), load_again))
     _end_process(code)
     return code
+
+
+def _configure_detectors(config: Config) -> list[Detector]:
+    """Returns the detectors. Raises ConfigError for a key of [detector.NAME], or an unknown detector of [[modes]]."""
+    import detectors
+    from pipeline.config.origin import check_with_origin
+    from pipeline.judging.mutes import check_rules
+
+    def configure(one: Config) -> list[Detector]:
+        found = detectors.configured(one.detector, one.source)
+        check_rules(one.modes, [detector.name for detector in found], one.source)
+        return found
+
+    return check_with_origin(config, configure)
 
 
 def _or_start_again(code: int) -> int:
@@ -297,12 +319,11 @@ def _check_owners(config: Config) -> None:
     import importlib.util
 
     from agents.collectors.registry import configured_collectors
+    from pipeline.config.origin import check_with_origin
 
-    configured_collectors(config.collector, config.source, config.agent.collectors)
+    check_with_origin(config, lambda one: configured_collectors(one.collector, one.source, one.agent.collectors))
     if importlib.util.find_spec("numba") is not None:
-        import detectors
-
-        detectors.configured(config.detector, config.source)
+        _configure_detectors(config)
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
 from pipeline.model.errors import FleetpulseError, Refused, UsageError
 from pipeline.runtime import logs
+from pipeline.runtime.free_ports import check_free
 from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
 from pipeline.runtime.systemd import SystemdNotifier
 
@@ -69,6 +70,9 @@ def watch_hangup(config: Config, load: Load) -> Reload:
     def load_checked() -> Config:
         fresh = load()
         check_settings(fresh)
+        board, now = fresh.dashboard, config.dashboard
+        if (board.host, board.port) != (now.host, now.port):
+            _check_port(fresh, [(now.host, now.port)])
         return fresh
 
     def log(text: str) -> None:
@@ -242,19 +246,16 @@ def check_settings(config: Config) -> None:
         read_token(config.dashboard.token_file)
 
 
-def _check_port(config: Config) -> None:
-    """Raises UsageError if another program listens on the port."""
+def _check_port(config: Config, own: Collection[tuple[str, int]] = ()) -> None:
+    """Raises UsageError if another program listens on the port. own: where this process does."""
     host, port = config.dashboard.host, config.dashboard.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UsageError(
-                f"{config.source}: [dashboard] port = {port}: cannot listen on {host}:{port} ({error.strerror}); "
-                "expected a free port: is another dashboard running? FLEETPULSE__DASHBOARD__PORT sets another port"
-            ) from error
+    try:
+        check_free(host, port, own)
+    except OSError as error:
+        raise UsageError(
+            f"{config.source}: [dashboard] port = {port}: cannot listen on {host}:{port} ({error.strerror}); "
+            "expected a free port: is another dashboard running? FLEETPULSE__DASHBOARD__PORT sets another port"
+        ) from error
 
 
 def _in_url(host: str) -> str:

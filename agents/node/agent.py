@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time as clock_time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from agents.collector import Collector, Device, SamplingSchedule
@@ -30,10 +30,12 @@ from agents.node.spool import disk
 from agents.node.spool.spools import NodeSpools
 from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import ReadResult, Worker, WorkerPool
+from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event, EventBatch, Origin, iso
+from pipeline.runtime.free_ports import check_free
 from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from agents.node.uplink.sender import SpoolSender
     from agents.otlp.export import OpenTelemetry
 
+LOOPBACK = "127.0.0.1"
 INVENTORY_INTERVAL_US = 3600 * SECOND
 """The inventory is repeated hourly (DESIGN.md section 2), so that a store that lost it recovers."""
 COLLECT_SHARE = 0.5
@@ -401,11 +404,7 @@ def run(
     """
     check_settings(config)
     stop = stop or Stop()
-    chosen = (
-        configured_collectors(config.collector, config.source, config.agent.collectors)
-        if collectors is None
-        else collectors
-    )
+    chosen = check_with_origin(config, configure) if collectors is None else collectors
     agent = Agent(config, chosen, simulated=simulated, systemd=SystemdNotifier())
     before = _install_handlers(lambda *_: stop.set())
     hangup = watch_hangup(config, load_again, agent) if load_again else None
@@ -415,6 +414,11 @@ def run(
         for number, handler in before.items():
             signal.signal(number, handler)
     return AGAIN if hangup is not None and hangup.accepted else 0
+
+
+def configure(config: Config) -> Sequence[Collector]:
+    """Returns the collectors. Raises ConfigError for a wrong section of one."""
+    return configured_collectors(config.collector, config.source, config.agent.collectors)
 
 
 def check_settings(config: Config) -> None:
@@ -430,11 +434,31 @@ def watch_hangup(config: Config, load: Load, agent: Agent) -> Reload:
     def load_checked() -> Config:
         fresh = load()
         check_settings(fresh)
-        configured_collectors(fresh.collector, fresh.source, fresh.agent.collectors)
+        check_with_origin(fresh, configure)
+        _check_ports(fresh, own=_list_ports(config).values())
         return fresh
 
     fixed = ("site.name", "agent.node", "spool.directory")
     return Reload("agent", config, load_checked, fixed, agent.record_reload, agent.log_configuration)
+
+
+def _list_ports(config: Config) -> dict[str, int]:
+    """Returns key -> port of loopback on which an agent listens."""
+    ports = {
+        "[agent] otlp_port": config.agent.otlp_port,
+        "[opentelemetry] prometheus_port": config.opentelemetry.prometheus_port,
+    }
+    return {key: port for key, port in ports.items() if port}
+
+
+def _check_ports(config: Config, own: Collection[int]) -> None:
+    """Raises ConfigError if another program has a port. own: ports of this process, which its next start has again."""
+    for key, port in _list_ports(config).items():
+        try:
+            check_free(LOOPBACK, port, [(LOOPBACK, one) for one in own])
+        except OSError as error:
+            where = f"{config.source}: {key} = {port}"
+            raise ConfigError(f"{where}: {error.strerror}; expected a port that is free on {LOOPBACK}") from error
 
 
 def _install_handlers(handler: Callable[..., None]) -> dict[signal.Signals, Any]:

@@ -44,6 +44,7 @@ from pipeline.api.topology_routes import topology_router
 from pipeline.config.sections import Api, Config
 from pipeline.http.connections import limit_connections, make_protocol, raise_file_limit
 from pipeline.model.errors import ConfigError, Unreachable
+from pipeline.runtime.free_ports import check_free
 
 _LOG = logging.getLogger(__name__)
 _STARTS_WITHIN = 10.0
@@ -201,8 +202,22 @@ def _listen(api: Api) -> socket.socket:
         listener.listen(LISTEN_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ConfigError(
-            f"[api] host = {api.host!r}, port = {api.port}: cannot listen: {error}; "
-            "stop the program that uses the port, or configure another port"
-        ) from error
+        raise ConfigError(_explain(api, error)) from error
     return listener
+
+
+def check_start(config: Config, own: tuple[str, int]) -> None:
+    """Raises ConfigError if a start could not serve [api]: the port is taken, or tokens are missing.
+
+    own: where this process listens until then.
+    """
+    tokens.read_tokens(config.api, roles=tokens.find_role_file(config.store.path))
+    try:
+        check_free(config.api.host, config.api.port, [own])
+    except OSError as error:
+        raise ConfigError(_explain(config.api, error)) from error
+
+
+def _explain(api: Api, error: Exception) -> str:
+    where = f"[api] host = {api.host!r}, port = {api.port}"
+    return f"{where}: cannot listen: {error}; stop the program that uses the port, or configure another port"

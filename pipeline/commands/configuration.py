@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.receiver_names import check_receivers
+from pipeline.commands.start_checks import check_receivers
 from pipeline.config import files
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import compare_configs, flatten
+from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import PREFIX, Config, load_config
 from pipeline.config.settings import build_section
 
@@ -33,7 +34,7 @@ def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     if given.verb == "show":
         rows = show_config(load_config(given.config, environ), given.config, environ)
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
-    check_receivers(load_config(given.config))
+    check_with_origin(load_config(given.config), check_receivers)
     return check_files(files.find_file(given.config, environ)), CHECKED
 
 

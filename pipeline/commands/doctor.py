@@ -7,6 +7,7 @@ two small records are written to a topic for this purpose.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 from pipeline.commands import doctor_senders
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
+from pipeline.config.addresses import hide_in_text
 from pipeline.config.changes import compare_configs
 from pipeline.config.sections import Config
 from pipeline.http import client
@@ -365,7 +367,8 @@ def _examined(check: CheckFunction, config: Config, made: list[Check]) -> None:
         result = Check(_name_check(check), "fail", str(error), "the check could not run")
     except Exception as error:  # noqa: BLE001 - reported, since a thread would lose it
         result = Check(_name_check(check), "fail", f"{type(error).__name__}: {error}", "an error in the check itself")
-    made.extend([result] if isinstance(result, Check) else result)
+    found = [result] if isinstance(result, Check) else result
+    made.extend(dataclasses.replace(one, found=hide_in_text(one.found)) for one in found)
 
 
 def exit_code(checks: Sequence[Check]) -> int:

@@ -219,7 +219,8 @@ def _check_receiver(receiver: Any, states: Mapping[str, Mapping[str, Any]] | Non
         return [_check_copy(f"receiver {receiver.name}", error)]
     except FleetpulseError as error:
         meaning = "alerts cannot be sent to this receiver"
-        return [Check(f"receiver {receiver.name}", "fail", str(error), meaning, f"[[{receiver.section}]]")]
+        fix = f"correct [[{receiver.section}]] {receiver.name} (docs/receivers.md): fleetpulse config check"
+        return [Check(f"receiver {receiver.name}", "fail", str(error), meaning, fix)]
 
 
 def _check_copy(name: str, error: MissingCopy) -> Check:

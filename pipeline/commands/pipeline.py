@@ -13,14 +13,15 @@ from typing import Any
 import duckdb
 
 from pipeline.api.backend import Health, SenderStates, Sources
-from pipeline.api.server import create_app, start_server
+from pipeline.api.server import ApiServer, check_start, create_app, start_server
 from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
-from pipeline.commands.receiver_names import check_receivers
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
+from pipeline.commands.start_checks import check_receivers
+from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
 from pipeline.engine.act_policies import PolicyProposer
@@ -28,6 +29,7 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.judge import Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
+from pipeline.incidents.advice import read_advice
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.silences import parse_matchers
 from pipeline.ingest.admission import RULES
@@ -36,7 +38,7 @@ from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
 from pipeline.notify.held_messages import GROUP_PREFIX
-from pipeline.notify.receivers import InboundEvent, build_endpoints
+from pipeline.notify.receivers import InboundEvent
 from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
@@ -405,7 +407,7 @@ def run(
     warm_up: called before any input is read, while /readyz reports the start.   load_again: reads the configuration.
     Raises ConfigError if it names a receiver that does not exist.
     """
-    check_receivers(config)
+    check_with_origin(config, check_receivers)
     stop = Stop()
     ended = end_on_signals(stop)
     service = PipelineService(config, judge)
@@ -413,7 +415,7 @@ def run(
     watches = (ObjectivesKeeper(service), ForgeryAudit(service), BurnInWatch(service))
     rounds = (backend.propose_acts, *(watch.run for watch in watches))
     api = start_server(create_app(backend, config), config, stop)
-    hangup = watch_hangup(config, load_again, backend, stop, api.hand_over) if load_again else None
+    hangup = watch_hangup(config, load_again, backend, stop, api) if load_again else None
     service.each_round = (*rounds, *((hangup.poll,) if hangup else ()))
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
@@ -452,22 +454,23 @@ def end_on_signals(stop: Stop) -> threading.Event:
     return ended
 
 
-def watch_hangup(
-    config: Config, load: Load, backend: PipelineBackend, stop: Stop, hand_over: Callable[[], None]
-) -> Reload:
+def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Stop, api: ApiServer) -> Reload:
     """Returns what answers SIGHUP: with a row of the audit, and if the change is accepted the end of the loop, before
     which the API is handed over."""
 
     def record(outcome: Outcome, reason: str) -> None:
         backend.people.record_audit(Caller("SIGHUP"), ACTION, config.source, reason, outcome)
         if outcome == "done":
-            hand_over()
+            api.hand_over()
             stop.set()
 
     def load_checked() -> Config:
         fresh = load()
-        check_receivers(fresh)
-        build_endpoints(fresh.notify.receivers)  # a start raises for one that can never be called
+        check_with_origin(fresh, lambda one: check_receivers(one, secrets=True))
+        if fresh.incidents.advice_file is not None:
+            read_advice(fresh.incidents.advice_file)
+        if (fresh.api.host, fresh.api.port) != (config.api.host, config.api.port):
+            check_start(fresh, (api.host, api.port))
         return fresh
 
     return Reload("pipeline", config, load_checked, ("store.path", "site.name"), record, log.warning)

@@ -184,12 +184,12 @@ class FindingFilter:
         self.mutes = [m for m in self.mutes if min(m.until, m.ended or m.until) > time]
 
 
-def check_rules(rules: Iterable[ModeRule], known: Collection[str]) -> None:
-    """Raises ConfigError on a rule for an unknown detector."""
+def check_rules(rules: Iterable[ModeRule], known: Collection[str], source: str = "configuration") -> None:
+    """Raises ConfigError on a rule for an unknown detector. source: the file, for the message."""
     for rule in rules:
         if rule.detector not in (ANY, *known):
             expected = f"expected one of {', '.join(known)}, or {ANY}"
-            raise ConfigError(f"[[modes]] detector = {rule.detector!r}: no such detector; {expected}")
+            raise ConfigError(f"{source}: [[modes]] detector = {rule.detector!r}: no such detector; {expected}")
 
 
 def check_mute(detector: str, scope: str, seconds: float, reason: str, known: Iterable[str]) -> None:

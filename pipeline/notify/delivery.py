@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pipeline.config.addresses import hide_addresses
 from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND, iso
 from pipeline.notify.connections import DEADLINES, CheckedConnection, ConnectionPool
@@ -41,8 +42,8 @@ Outcome = Literal["delivered", "retry"]
 Resolve = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
-class Destination(Protocol):
-    """Where requests go, and which addresses may be called. `section`: that of the configuration, for messages."""
+class Place(Protocol):
+    """Which addresses of a receiver may be called. `section`: that of the configuration, for messages."""
 
     @property
     def section(self) -> str:
@@ -55,6 +56,15 @@ class Destination(Protocol):
         ...
 
     @property
+    def allow_private(self) -> tuple[str, ...]:
+        """CIDRs of private addresses that may be called."""
+        ...
+
+
+class Destination(Place, Protocol):
+    """Where requests go, and which addresses may be called."""
+
+    @property
     def url(self) -> str:
         """The URL, with its path and query."""
         ...
@@ -62,11 +72,6 @@ class Destination(Protocol):
     @property
     def allow_http(self) -> bool:
         """Whether http beyond loopback is allowed."""
-        ...
-
-    @property
-    def allow_private(self) -> tuple[str, ...]:
-        """CIDRs of private addresses that may be called."""
         ...
 
 
@@ -155,7 +160,7 @@ def check_address(address: str, receiver: Destination, host: str) -> None:
     hidden = any(ip in net for net in _TUNNELS if ip.version == net.version) and not ip.is_loopback
     if ip.is_multicast or ip.is_unspecified or hidden:
         raise Refused(f"{where} is a multicast, unspecified or tunnel address; expected a unicast address")
-    if any(ip in net for net in _networks(receiver) if ip.version == net.version):
+    if any(ip in net for net in check_networks(receiver) if ip.version == net.version):
         return
     if ip.is_loopback and _is_loopback_name(host):
         return
@@ -165,7 +170,8 @@ def check_address(address: str, receiver: Destination, host: str) -> None:
         )
 
 
-def _networks(receiver: Destination) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+def check_networks(receiver: Place) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Returns the networks of allow_private. Raises ConfigError if one is none."""
     try:
         return [ipaddress.ip_network(text) for text in receiver.allow_private]
     except ValueError as error:
@@ -175,7 +181,7 @@ def _networks(receiver: Destination) -> list[ipaddress.IPv4Network | ipaddress.I
 def check_receiver(receiver: Destination) -> None:
     """Raises ConfigError if the receiver can never be called; host names are resolved and checked at each call."""
     host = str(check_url(receiver).hostname)
-    _networks(receiver)
+    check_networks(receiver)
     try:
         check_address(str(ipaddress.ip_address(host)), receiver, host)
     except Refused as error:
@@ -185,10 +191,10 @@ def check_receiver(receiver: Destination) -> None:
 
 
 def _locate_url(receiver: Destination, with_value: bool = False) -> str:
-    """Returns section, name and key of a URL; its value only if it is not that of a file, since those are secrets."""
+    """Returns section, name and key of a URL; of its value the host, and nothing if it is that of a file, a secret."""
     key = getattr(receiver, "key", "url")
     where = f"[[{receiver.section}]] {receiver.name}: {key}"
-    return f"{where} = {receiver.url!r}" if with_value and not key.endswith("_file") else where
+    return f"{where} = {hide_addresses(receiver.url)!r}" if with_value and not key.endswith("_file") else where
 
 
 def _is_loopback_name(host: str) -> bool:

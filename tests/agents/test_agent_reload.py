@@ -120,6 +120,23 @@ def test_a_wrong_configuration_changes_nothing_and_is_an_event(
     assert why in event["reason"]
 
 
+@pytest.mark.parametrize("before", ['node = "n1"\n', "[opentelemetry]\n"])
+def test_a_reload_to_a_port_in_use_changes_nothing(
+    running: Running, drain: Callable[[Path], Drained], before: str
+) -> None:
+    """The next start would end with exit code 2, after which the unit stays down."""
+    key = "otlp_port" if "node" in before else "prometheus_port"
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        text = running.base + "[opentelemetry]\n"
+        running.reload(text.replace(before, f"{before}{key} = {occupied.getsockname()[1]}\n"))
+        running.wait_for("not reloaded, nothing changed")
+    running.process.terminate()
+    assert running.process.wait(10) == 0
+    (event,) = read_reloads(drain(running.spool))
+    assert event["outcome"] == "refused"
+    assert "Address already in use; expected a port that is free on 127.0.0.1" in event["reason"]
+
+
 def test_an_unchanged_configuration_restarts_nothing(running: Running, drain: Callable[[Path], Drained]) -> None:
     running.reload(running.base)
     running.wait_for("configuration reloaded: nothing changed")

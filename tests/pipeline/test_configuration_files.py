@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +18,8 @@ from typing import Any
 
 import pytest
 
+import fleetpulse
+from pipeline.commands import doctor
 from pipeline.commands.arguments import build_parser
 from pipeline.commands.configuration import run_config
 from pipeline.config import files
@@ -156,6 +160,92 @@ def test_check_refuses_receivers_that_do_not_exist(main: Path, text: str, said: 
         rows("check", "--config", str(main))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[notify.webhooks]]\nname = "ops"\nurl = "http://alerts.internal/hook"\n', "ops: url: found http; expected"),
+        ('[[notify.webhooks]]\nname = "ops"\nurl = "ftp://h.example/hook"\n', "ops: url = .*: expected https"),
+        ('[[notify.webhooks]]\nname = "ops"\nurl = "https://10.0.0.1/"\n', "ops: url = .* is private"),
+        (
+            '[[notify.webhooks]]\nname = "ops"\nurl = "https://h.example/"\nhealth_url = "http://h.example/"\n',
+            "ops: health_url: found http",
+        ),
+        (
+            '[[notify.webhooks]]\nname = "ops"\nurl_file = "/nosuch"\nusername = "ada"\n',
+            "ops: expected username and password_file, or neither",
+        ),
+        ('[[notify.alertmanagers]]\nname = "am"\nurls = ["http://am.example:9093"]\n', "am: urls: found http"),
+        ('[[notify.pagerduty]]\nname = "pd"\nrouting_key_file = "/nosuch"\nurl = "ftp://x"\n', "pd: url"),
+        ('[[notify.slack]]\nname = "s"\n', "s: expected token_file and channel, or url_file"),
+        ('[[notify.teams]]\nname = "t"\nurl_file = "/nosuch"\nallow_private = ["ten"]\n', "t: allow_private"),
+        (
+            '[[groups]]\nnodes = "x"\n[[groups.notify.webhooks]]\nname = "ops"\nurl = "ftp://h.example/"\n',
+            r"\[\[groups\]\] 1: .*ops: url = .*: expected https",
+        ),
+    ],
+)
+def test_check_refuses_receivers_that_can_never_be_called(main: Path, text: str, said: str) -> None:
+    """A reload was accepted, and the start after it ended with exit code 2, after which the unit stays down."""
+    main.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        rows("check", "--config", str(main))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[detector.xid]\nnosuch = 1\n", "[detector.xid] nosuch: no such key"),
+        ("[detector.nosuch]\n", "[detector.nosuch]: no such detector"),
+        ("[collector.pci]\nnosuch = 1\n", "[collector.pci] nosuch: no such key"),
+        ('[[modes]]\ndetector = "nosuch"\nmode = "record"\n', "[[modes]] detector = 'nosuch': no such detector"),
+        ('[[notify.webhooks]]\nname = "w"\nurl = "http://h.example"\n', "[[notify.webhooks]] w: url: found http"),
+        ('[[groups]]\nnodes = "*"\n[groups.detector.xid]\nnosuch = 1\n', "[detector.xid] nosuch: no such key"),
+    ],
+)
+def test_errors_of_detectors_collectors_and_receivers_name_the_drop_in(
+    main: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    """They are checked after all files are merged. The third file is sound."""
+    path = drop_in(main, "50.toml", text)
+    drop_in(main, "60.toml", "[api]\nport = 1\n")
+    where = f"{path}: [[groups]] 1" if "groups" in text else str(path)
+    assert fleetpulse.main(["config", "check", "--config", str(main)]) == 2
+    assert f"fleetpulse: {where}: {said}" in capsys.readouterr().err
+
+
+def test_check_reads_no_secret_of_a_receiver(main: Path) -> None:
+    """The person who checks may have no right to, and the copy of a unit exists only while it runs."""
+    main.write_text(
+        '[[notify.webhooks]]\nname = "a"\nurl_file = "/nosuch"\nsigning_secret_file = "/nosuch"\n'
+        '[[notify.pagerduty]]\nname = "b"\nrouting_key_file = "/nosuch"\n'
+        '[[notify.slack]]\nname = "c"\nchannel = "#x"\ntoken_file = "/nosuch"\n'
+        '[[notify.teams]]\nname = "d"\nurl_file = "/nosuch"\n'
+        '[[notify.alertmanagers]]\nname = "e"\nurls = ["https://h.example"]\ntoken_file = "/nosuch"\n'
+    )
+    assert [row["state"] for row in rows("check", "--config", str(main))] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[notify.webhooks]]\nname = "w"\nurl = "ftp://u:PASS@h.example/WORD"\n',
+        '[[notify.webhooks]]\nname = "w"\nurl = "https://u:PASS@h.example/WORD"\n',
+        '[[notify.alertmanagers]]\nname = "w"\nurls = ["https://u:PASS@h.example/api/v2/WORD"]\n',
+        '[opentelemetry]\nendpoint = "ftp://u:PASS@h.example/WORD"\n',
+    ],
+)
+def test_errors_show_the_hosts_of_addresses_alone(main: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """The log of a start and what `doctor` says are pasted into tickets."""
+    main.write_text(text)
+    assert fleetpulse.main(["config", "check", "--config", str(main)]) == 2
+    said = capsys.readouterr().err
+    with contextlib.suppress(ConfigError):
+        checks = doctor.run_checks(load_config(main), [doctor.receivers])
+        said += doctor.format_checks(checks)
+        assert "fix: correct [[notify." in said
+    assert [word for word in ("PASS", "WORD") if word in said] == []
+
+
 def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEETPULSE__API__PORT", "8700")
     path = drop_in(main, "50.toml", "[store]\nhot_hours = 12\n")
@@ -278,13 +368,17 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
     assert refused.returncode == 2
     assert f"{main}: [[incidents.escalation]] 1: receivers = ['nosuch']: 'nosuch' is not a" in refused.stderr
     main.write_text(base)
-    with log.open("w") as said, subprocess.Popen(words, stderr=said, env=environ) as pipeline:
+    occupied = socket.create_server(("127.0.0.1", 0))
+    with occupied, log.open("w") as said, subprocess.Popen(words, stderr=said, env=environ) as pipeline:
         try:
             until(lambda: "fleetpulse pipeline: store" in log.read_text(), 90)
             main.write_text(base + "[budget]\ndayz = 3\n")
             until(lambda: _hang_up(pipeline) and "not reloaded, nothing changed" in log.read_text(), 300)
             main.write_text(base + unknown)
             until(lambda: _hang_up(pipeline) and "'nosuch' is not a receiver" in log.read_text(), 300)
+            taken = base.replace("port = 0", f"port = {occupied.getsockname()[1]}")
+            main.write_text(taken)
+            until(lambda: _hang_up(pipeline) and "not reloaded, nothing changed: [api] host" in log.read_text(), 300)
             main.write_text(base + "[budget]\ndays = 3\n")
             url = re.findall(r"API (http://[0-9.:]+)", log.read_text())[0]
             pipeline.send_signal(signal.SIGHUP)

@@ -135,8 +135,12 @@ class Endpoint:
         """Returns whether it is sent a kind of change besides firing and resolved alerts."""
         return False
 
+    def check_settings(self) -> None:
+        """Raises ConfigError if its keys show that messages can never be sent. Reads no secret."""
+
     def check(self) -> None:
-        """Raises ConfigError if messages can never be sent."""
+        """Raises ConfigError if messages can never be sent: keys and secrets."""
+        self.check_settings()
 
     def send(self, message: Message, call: Call) -> PostResult:
         """Sends a message, again with the same id if it was not accepted."""
@@ -160,8 +164,11 @@ class Endpoint:
         return {}
 
 
-def build_endpoints(receivers: Iterable[config.ReceiverConfig]) -> dict[str, Endpoint]:
-    """Returns the endpoints of all receivers by name. Raises ConfigError if one can never be called."""
+def build_endpoints(receivers: Iterable[config.ReceiverConfig], secrets: bool = True) -> dict[str, Endpoint]:
+    """Returns the endpoints of all receivers by name. Raises ConfigError if one can never be called.
+
+    secrets: whether they are read, for which only the pipeline may have the right.
+    """
     found: dict[str, Endpoint] = {}
     names: set[str] = set()
     for one in receivers:
@@ -170,7 +177,7 @@ def build_endpoints(receivers: Iterable[config.ReceiverConfig]) -> dict[str, End
                 f"[[{one.section}]] name = {one.name!r}: two receivers have the same name; expected unique"
             )
         names.add(one.name)
-        for endpoint in build_receiver(one):
+        for endpoint in build_receiver(one, secrets):
             if endpoint.name in found:
                 raise ConfigError(
                     f"[[{one.section}]] name = {one.name!r}: {endpoint.name!r} is the same name as another"
@@ -179,12 +186,12 @@ def build_endpoints(receivers: Iterable[config.ReceiverConfig]) -> dict[str, End
     return found
 
 
-def build_receiver(receiver: config.ReceiverConfig) -> Sequence[Endpoint]:
+def build_receiver(receiver: config.ReceiverConfig, secrets: bool = True) -> Sequence[Endpoint]:
     """Returns the endpoints of one receiver. Raises ConfigError if one can never be called."""
     module = importlib.import_module(f"{__name__}.{MODULES[type(receiver)]}")
     built: Sequence[Endpoint] = module.build(receiver)
     for endpoint in built:
-        endpoint.check()
+        (endpoint.check if secrets else endpoint.check_settings)()
     return built
 
 
@@ -209,6 +216,15 @@ def read_secret(section: str, name: str, key: str, path: Path) -> str:
     return text
 
 
+def check_auth(receiver: config.Webhook | config.Alertmanager) -> None:
+    """Raises ConfigError if the keys of the credentials do not go together."""
+    where = f"[[{receiver.section}]] {receiver.name}"
+    if bool(receiver.username) != (receiver.password_file is not None):
+        raise ConfigError(f"{where}: expected username and password_file, or neither")
+    if receiver.password_file is not None and receiver.token_file is not None:
+        raise ConfigError(f"{where}: expected token_file or password_file, not both")
+
+
 def read_auth(receiver: config.Webhook | config.Alertmanager) -> dict[str, str]:
     """Returns the headers of token_file, username with password_file, and headers_file. Raises ConfigError."""
     read = functools.partial(read_secret, receiver.section, receiver.name)
@@ -220,11 +236,8 @@ def read_auth(receiver: config.Webhook | config.Alertmanager) -> dict[str, str]:
                 where = f"[[{receiver.section}]] {receiver.name}: headers_file"
                 raise ConfigError(f"{where}: a line is not a header; expected Name: value")
             found[name.strip()] = value.strip()
-    if bool(receiver.username) != (receiver.password_file is not None):
-        raise ConfigError(f"[[{receiver.section}]] {receiver.name}: expected username and password_file, or neither")
+    check_auth(receiver)
     if receiver.password_file is not None:
-        if receiver.token_file is not None:
-            raise ConfigError(f"[[{receiver.section}]] {receiver.name}: expected token_file or password_file, not both")
         pair = f"{receiver.username}:{read('password_file', receiver.password_file)}"
         found["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     if receiver.token_file is not None:

@@ -13,11 +13,12 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.config.addresses import hide_addresses
 from pipeline.config.receivers import Alertmanager, ReceiverConfig, parse_duration
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, iso
 from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
-from pipeline.notify.receivers import PIPELINE, Endpoint, Message, cut, read_auth
+from pipeline.notify.receivers import PIPELINE, Endpoint, Message, check_auth, cut, read_auth
 
 log = logging.getLogger("fleetpulse.notify")
 INTERVALS_AHEAD = 3
@@ -48,12 +49,19 @@ class AlertmanagerEndpoint(Endpoint):
         """Reports acknowledgements if they are to be silences."""
         return kind == "acknowledged" and self._silence_s > 0
 
-    def check(self) -> None:
-        """Raises ConfigError on a bad URL or an unreadable secret."""
+    def check_settings(self) -> None:
+        """Raises ConfigError on a bad URL, or keys that do not go together."""
         if "/api/v" in self._url:
             where = f"[[{self._receiver.section}]] {self.receiver}: urls"
-            raise ConfigError(f"{where}: {self._url!r} has the path of the API; expected the address before /api")
+            raise ConfigError(
+                f"{where}: {hide_addresses(self._url)!r} has the path of the API; expected the address before /api"
+            )
         check_receiver(self._target(""))
+        check_auth(self._receiver)
+
+    def check(self) -> None:
+        """Raises ConfigError on a bad URL or an unreadable secret."""
+        super().check()
         read_auth(self._receiver)
 
     def send(self, message: Message, call: Call) -> PostResult:

@@ -14,7 +14,16 @@ from typing import Any
 from pipeline.config.receivers import Apprise, ReceiverConfig, Slack, Teams
 from pipeline.incidents.cases import REPEATED
 from pipeline.model.errors import ConfigError
-from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.delivery import (
+    Answer,
+    Call,
+    PostResult,
+    Request,
+    Target,
+    check_networks,
+    check_receiver,
+    classify_answer,
+)
 from pipeline.notify.receivers import (
     QUIET,
     Endpoint,
@@ -91,13 +100,20 @@ class SlackEndpoint(ChatEndpoint):
         """Reports every change but new titles; an incoming webhook, which cannot edit, only acknowledgements."""
         return kind not in QUIET if self._receiver.token_file else kind == "acknowledged"
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Raises ConfigError unless there is a token with a channel, or the URL of an incoming webhook."""
         one = self._receiver
         if (one.token_file is None) == (one.url_file is None) or bool(one.channel) != (one.token_file is not None):
             raise ConfigError(f"[[{one.section}]] {one.name}: expected token_file and channel, or url_file")
+        check_networks(one)
+        if one.url_file is None:
+            check_receiver(self._target("chat.postMessage"))
+
+    def check(self) -> None:
+        """Raises ConfigError for wrong keys, an unreadable secret, or a bad URL in its file."""
+        super().check()
         check_receiver(self._target("chat.postMessage"))
-        if one.token_file is not None:
+        if self._receiver.token_file is not None:
             self._headers()
 
     def send(self, message: Message, call: Call) -> PostResult:
@@ -228,8 +244,13 @@ class TeamsEndpoint(ChatEndpoint):
         """Reports acknowledgements, escalations and new owners, each as a separate card."""
         return kind in ("acknowledged", "escalated", "assigned")
 
+    def check_settings(self) -> None:
+        """Raises ConfigError for networks that are none."""
+        check_networks(self._receiver)
+
     def check(self) -> None:
         """Raises ConfigError on an unreadable or bad URL."""
+        super().check()
         check_receiver(self._target())
 
     def send(self, message: Message, call: Call) -> PostResult:
@@ -284,11 +305,15 @@ class AppriseEndpoint(ChatEndpoint):
         super().__init__(receiver)
         self._receiver = receiver
 
-    def check(self) -> None:
-        """Raises ConfigError if apprise is not installed, or knows none of the URLs."""
+    def check_settings(self) -> None:
+        """Raises ConfigError if apprise is not installed."""
         if importlib.util.find_spec("apprise") is None:
             where = f"[[{self._receiver.section}]] {self.name}"
             raise ConfigError(f"{where}: apprise is not installed; run: pip install 'fleetpulse[apprise]'")
+
+    def check(self) -> None:
+        """Raises ConfigError if apprise is not installed, or knows none of the URLs."""
+        super().check()
         self._open()
 
     def send(self, message: Message, call: Call) -> PostResult:

@@ -57,9 +57,13 @@ class PagerDutyEndpoint(Endpoint):
         """Reports acknowledgements."""
         return kind == "acknowledged"
 
+    def check_settings(self) -> None:
+        """Raises ConfigError on a bad URL."""
+        check_receiver(self._target())
+
     def check(self) -> None:
         """Raises ConfigError on a bad URL, or a routing key of the wrong form."""
-        check_receiver(self._target())
+        super().check()
         self._read_key()
         if (path := self._receiver.webhook_secret_file) is not None:
             read_secret(self._receiver.section, self.name, "webhook_secret_file", path)

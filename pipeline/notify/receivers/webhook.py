@@ -13,11 +13,12 @@ from typing import Any
 from pipeline.config.receivers import ReceiverConfig, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, iso
-from pipeline.notify.delivery import Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.delivery import Call, PostResult, Request, Target, check_networks, check_receiver, classify_answer
 from pipeline.notify.receivers import (
     QUIET,
     Endpoint,
     Message,
+    check_auth,
     cut,
     describe_change,
     make_title,
@@ -44,11 +45,19 @@ class WebhookEndpoint(Endpoint):
         """Reports every change but new titles, except in Alertmanager's format, which has no field for them."""
         return self._receiver.format != "alertmanager" and kind not in QUIET
 
-    def check(self) -> None:
-        """Raises ConfigError on a bad URL, an unreadable secret or a secret of the wrong form."""
-        check_receiver(self._target())
+    def check_settings(self) -> None:
+        """Raises ConfigError on a bad URL, or keys that do not go together."""
+        check_networks(self._receiver)
+        if self._receiver.url_file is None:
+            check_receiver(self._target())
         if self._receiver.health_url:
             check_receiver(self._health_target())
+        check_auth(self._receiver)
+
+    def check(self) -> None:
+        """Raises ConfigError on a bad URL, an unreadable secret or a secret of the wrong form."""
+        super().check()
+        check_receiver(self._target())
         self._headers(b"", "check", 0)
 
     def send(self, message: Message, call: Call) -> PostResult:

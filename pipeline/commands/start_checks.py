@@ -1,4 +1,4 @@
-"""Receivers that the configuration names in routes and in steps of escalation exist."""
+"""What a pipeline's start refuses, apart from what a single key must be: `config check` and a reload refuse it too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 
 
-def check_receivers(config: Config) -> None:
-    """Raises ConfigError if a step of escalation or a route names no receiver.
+def check_receivers(config: Config, secrets: bool = False) -> None:
+    """Raises ConfigError if a step of escalation or a route names no receiver, or a receiver can never be called.
 
-    Routes are checked where the pipeline's packages are installed: a node has none of them. Secrets are not read, as
-    the person who checks may have no right to.
+    Routes and receivers are checked where the pipeline's packages are installed: a node has none of them. secrets:
+    whether those are read too; the person who checks may have no right to.
     """
     known = [one.name for one in config.notify.receivers]
     for number, step in enumerate(config.incidents.escalation):
@@ -24,9 +24,11 @@ def check_receivers(config: Config) -> None:
                 raise ConfigError(f"{where}: {name!r} is not a receiver; {_describe_known(name, known)}")
     if is_node():
         return
+    from pipeline.notify.receivers import build_endpoints
     from pipeline.notify.routes import build_rules
 
     try:
+        build_endpoints(config.notify.receivers, secrets)
         build_rules(config.notify)
     except ConfigError as error:
         raise ConfigError(f"{config.source}: {error}") from error
