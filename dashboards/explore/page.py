@@ -62,7 +62,7 @@ def _body(chosen: Choice) -> None:
     answer = requests.fetch_comparison(
         chosen.entities, chosen.signals, span.start, span.end, chosen.peers, _count_points(span)
     )
-    parts.draw_head(plain(title(chosen)), [], _about(chosen), answer)
+    parts.draw_head(plain(title(chosen)), [], _about(chosen, answer.value), answer)
     parts.draw_error(answer)
     if answer.value is None:
         return
@@ -84,8 +84,13 @@ def title(chosen: Choice) -> str:
     return f"{', '.join(names)}{more}: {amount(len(chosen.signals), 'signal', 'signals')}"
 
 
-def _about(chosen: Choice) -> str:
-    return "" if chosen.peers == "none" else f"Peers: {choose.PEERS[chosen.peers].lower()}, those of the first device."
+def _about(chosen: Choice, found: Comparison | None) -> str:
+    """Returns which peers the charts have."""
+    if chosen.peers == "none":
+        return ""
+    if found and not any(signal.peers for signal in found.signals):
+        return "Peers: none, these devices have no others to be compared with."
+    return f"Peers: {choose.PEERS[chosen.peers].lower()}, those of the first device of a chart."
 
 
 def _draw_start(chosen: Choice) -> None:

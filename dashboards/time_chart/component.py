@@ -16,6 +16,7 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
+from dashboards.theme import SERIES
 from dashboards.words import amount, clock, is_share, label, quantity, reading, unit_name, zone_offset_s
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
@@ -68,7 +69,7 @@ def time_charts(found: Comparison, marks: Sequence[Mark], look: Look, key: str) 
 
 
 def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str, Any]:
-    """Returns the data of the script. Times are in ms; colours belong to entities, over all charts."""
+    """Returns the data of the script. Times are in ms; looks belong to entities, over all charts."""
     entities = list(dict.fromkeys(line.entity for signal in found.signals for line in signal.lines))
     colours = {entity: i for i, entity in enumerate(entities)}
     return {
@@ -78,6 +79,7 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
         "ahead": zone_offset_s(found.end) * 1000,
         "columns": [short_name(e) for e in entities] if look.layout == "grid" else [],
         "hint": HINT,
+        "dashes": DASHES,
         "stale": look.stale,
         "panels": [_panel(signal, colours, look) for signal in found.signals],
         "marks": [
@@ -94,6 +96,9 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
     }
 
 
+DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (10, 3, 2, 3))
+"""Lines and gaps (px) of the looks of one colour. Chosen: with 8 colours no two of the 16 lines of a chart are alike,
+whatever else the page shows."""
 _BAND = ("median", "low", "high")
 
 
@@ -125,7 +130,8 @@ def _line(line: Line, signal: Compared, colours: Mapping[str, int], look: Look) 
     return {
         "name": entity_name(line.entity),
         "short": short_name(line.entity),
-        "colour": colours[line.entity],
+        "colour": colours[line.entity] % len(SERIES),
+        "dash": colours[line.entity] // len(SERIES) % len(DASHES),
         "own": line.entity in look.own,
         "outlier": about in look.outliers,
         "href": (look.hrefs or {}).get(about, ""),
@@ -183,7 +189,7 @@ def resolution(signal: Compared) -> str:
     source = f"from rollups of {signal.step} s" if signal.step else "from all samples"
     unit = _unit(signal)
     rate = "rate, " if signal.kind == "counter" else ""
-    more = f", {signal.left_out} more devices not drawn" if signal.left_out else ""
+    more = f", {signal.left_out:,} more devices not drawn" if signal.left_out else ""
     return f"{unit + ', ' if unit else ''}{rate}one point per {quantity(signal.width, 's')}, {source}{more}"
 
 

@@ -113,7 +113,7 @@ function palette(root) {
   return found;
 }
 
-const colourOf = (line, colours) => (line.own ? colours.device : colours.series[line.colour % 8]);
+const colourOf = (line, colours) => (line.own ? colours.device : colours.series[line.colour]);
 
 function runs(line, each) {
   let from = 0;
@@ -219,7 +219,7 @@ function drawPanel(view, place) {
     if (view.hidden.has(line.name)) continue;
     const colour = colourOf(line, colours);
     if (line.low && line.high) drawArea(g, line, line.low, line.high, panel, x, y, colour, 0.16);
-    drawLine(g, line, panel, x, y, colour, line.own ? 2.4 : 1.6, line.colour >= 8 && !line.own ? [6, 2] : []);
+    drawLine(g, line, panel, x, y, colour, line.own ? 2.4 : 1.6, line.own ? [] : view.data.dashes[line.dash]);
   }
   drawMarks(g, view, x, width, height);
   g.restore();
@@ -328,10 +328,17 @@ function listen(view, place, zoom) {
 
 // --- building ------------------------------------------------------------------------------------------------------
 
+// Returns the background of a swatch as the line is drawn.
+function dashed(colour, dash) {
+  let at = 0;
+  const parts = dash.map((length, i) => `${i % 2 ? "transparent" : colour} ${at}px ${(at += length)}px`);
+  return parts.length ? `repeating-linear-gradient(90deg, ${parts.join(", ")})` : colour;
+}
+
 function key(view, line, panel) {
-  const button = element("button", view.hidden.has(line.name) ? "off" : ""), swatch = element("i", line.colour >= 8 && !line.own ? "dashed" : "");
+  const button = element("button", view.hidden.has(line.name) ? "off" : ""), swatch = element("i", "line");
   const label = element("span");
-  swatch.style.borderColor = colourOf(line, view.colours);
+  swatch.style.background = dashed(colourOf(line, view.colours), line.own ? [] : view.data.dashes[line.dash]);
   button.append(swatch, label);
   button.type = "button";
   button.title = "Hide or show";

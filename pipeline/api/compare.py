@@ -127,19 +127,16 @@ def _choose(
     peers: Peers,
     most: int,
 ) -> _Chosen:
-    """Returns the entities of a class; of another entity, such as a node, its parts of that class."""
-    found: dict[str, None] = {}
-    for entity in entities:
-        if CLASS_OF_KIND.get(kind_of(entity)) == device_class:
-            found[entity] = None
-        else:
-            below = (e for e in topology.descendants(entity) if CLASS_OF_KIND.get(kind_of(e)) == device_class)
-            found.update(dict.fromkeys(sorted(below, key=natural_key)))
-    devices = list(found)[:MAX_DEVICES]
+    """Returns the entities of a class; without any, the parts of that class of the others, such as of a node."""
+    found = [e for e in entities if CLASS_OF_KIND.get(kind_of(e)) == device_class]
+    if not found:  # with one, hundreds of parts of a CDU would hide the GPU beside it
+        below = (e for entity in entities for e in sorted(topology.descendants(entity), key=natural_key))
+        found = list(dict.fromkeys(e for e in below if CLASS_OF_KIND.get(kind_of(e)) == device_class))
+    devices = found[:MAX_DEVICES]
     if not devices or peers == "none":
         return _Chosen(devices, len(found) - len(devices), "none", [])
     kind, others = find_peers(cursor, topology, devices[0], device_class, peers, most + len(devices))
-    others = [e for e in others if e not in found][:most]
+    others = [e for e in others if e not in devices][:most]
     return _Chosen(devices, len(found) - len(devices), kind, others)
 
 

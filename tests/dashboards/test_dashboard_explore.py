@@ -15,6 +15,7 @@ from dashboards import routes
 from dashboards.devices.answers import parse_comparison
 from dashboards.devices.html import explore_href
 from dashboards.explore import choose, export, sql_view
+from dashboards.time_chart.component import Look, chart_data
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from tests.dashboards.conftest import NOW
@@ -32,6 +33,31 @@ def explore_script() -> None:
 def _empty_caches() -> None:
     empty_caches()
     sql_view.run.clear()
+
+
+def test_no_two_lines_of_one_chart_look_the_same() -> None:
+    end = NOW // SECOND * SECOND
+    asked = {"from": [iso(end - 3600 * SECOND)], "to": [iso(end)], "signal": ["gpu.temperature", "nic.state"]}
+    names = [f"gpu:n1.{i}" for i in range(16)] + [f"port:n1.mlx5_{i}" for i in range(16)]
+    found = parse_comparison(compare_table({**asked, "entity": names}, "n1", 16))
+    for panel in chart_data(found, (), Look())["panels"]:
+        looks = {(line["colour"], line["dash"]) for line in panel["lines"]}
+        assert len(looks) == len(panel["lines"]) == 16
+
+
+def test_a_page_without_a_band_names_no_peers(api: Any) -> None:
+    serve_node(api, gpus=8)
+    asked = {"entity": "node:n003", "signal": "gpu.temperature"}
+    assert "Peers: usual peers, those of the first device of a chart." in shown(page(explore_script, **asked))
+    empty_caches()
+    full = api.tables["compare"]
+    api.tables["compare"] = lambda query: without_band(full(query))
+    assert "Peers: none" in shown(page(explore_script, **asked))
+
+
+def without_band(table: dict[str, Any]) -> dict[str, Any]:
+    """Returns the comparison of devices that have no peers."""
+    return {**table, "signals": [{**signal, "peers": 0, "band": None} for signal in table["signals"]]}
 
 
 def test_presets_and_examples_use_what_exists() -> None:

@@ -94,6 +94,14 @@ def test_several_devices_and_signals_share_one_time_axis(client: httpx.Client) -
     assert temperature.step == 0
 
 
+def test_a_gpu_stands_beside_its_cdu_without_the_other_gpus_of_the_cdu(client: httpx.Client) -> None:
+    asked = {**SPAN, "entity": ["gpu:n1.0", "cdu:c1"], "signal": ["gpu.temperature", "coolant.flow"], "points": 60}
+    found = models.Comparison.model_validate(client.get("/api/v1/compare", params=asked).json())
+    assert [[line.entity for line in signal.lines] for signal in found.signals] == [["gpu:n1.0"], ["cdu:c1"]]
+    assert found.signals[0].peers > 0
+    assert found.signals[0].band is not None
+
+
 def test_the_extremes_of_a_bucket_are_kept(client: httpx.Client, database: Database) -> None:
     with database.transaction() as connection:
         connection.execute(
