@@ -146,11 +146,16 @@ NOTES_ONLY = (
 
 def may_write(path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> bool:
     """Returns whether to offer a button. The write itself is checked again."""
+    return not find_barrier(path, body, method)
+
+
+def find_barrier(path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> str:
+    """Returns why the person at the page may not write there; empty if they may."""
     try:
         require_write(path, body or {}, method)
-    except ApiError:
-        return False
-    return True
+    except ApiError as error:
+        return str(error)
+    return ""
 
 
 def _is_local_note(path: str, body: Mapping[str, Any]) -> bool:

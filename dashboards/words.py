@@ -172,9 +172,17 @@ def scope_name(scope: str) -> str:
     return "everywhere" if scope == "*" else entity_name(scope)
 
 
+_COUNT = re.compile(
+    r"(?<![\w.,:/-])(?<!job )(?<!rank )(?<!step )\d{4,}"
+    r"(?= (?:of \d|(?:[A-Za-z]+ )?(?:errors|recoveries|nodes|GPUs|ranks|ports|links|devices|messages|samples)\b))"
+)
+"""A number of things in a summary, whose detectors write it without separators; no part of a name."""
+
+
 def plain(text: str) -> str:
-    """Returns a summary with entity names, units and a capital letter, unless it starts with a name such as `n42`."""
-    text = with_entity_names(text)
+    """Returns a summary with entity names, units, separators of thousands and a capital letter, unless it starts with a
+    name such as `n42`."""
+    text = _COUNT.sub(lambda found: f"{int(found[0]):,}", with_entity_names(text))
     return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(":,").isalpha() else text
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import streamlit as st
 
-from dashboards import identity, snapshot
 from dashboards import markup as common
+from dashboards import snapshot
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
 from dashboards.data_quality.answers import Destination
@@ -36,12 +36,7 @@ def draw_dead_messages(found: Sequence[Destination]) -> None:
 
 
 def _draw_button(dead: Sequence[Destination]) -> None:
-    if not identity.may_write(PATH, {}):
-        st.button(
-            "Send dead messages again", key="disabled-dead", disabled=True, help="Needs a login with the role operator"
-        )
-        return
-    if box := draw_popover(st, "Send dead messages again", _POPOVER):
+    if box := draw_popover(st, "Send dead messages again", _POPOVER, path=PATH):
         with box:
             for number, one in enumerate(dead):
                 st.html(_explain(one))

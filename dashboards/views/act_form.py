@@ -22,6 +22,7 @@ LEVELS = ("1", "2", "3", "4", "link-soak")
 is held and idle."""
 
 
+WHEN = {"now": "Now", "when_idle": "When idle", "after_checkpoint": "After a checkpoint"}
 OF_GPUS = ("reset", "diagnose")
 """Verbs whose program may be for one GPU (`{gpu}` of [acts.exec])."""
 
@@ -63,7 +64,7 @@ def draw_form(draft: Draft, modes: Mapping[str, str]) -> None:
     if verb in OF_GPUS:
         st.text_input("GPU, if the program needs one", key=f"{key}-gpu", placeholder="5")
     st.text_area("Nodes, one a line", draft.nodes, key=f"{key}-nodes", placeholder="n042", height=70)
-    st.segmented_control("When", ["now", "when_idle", "after_checkpoint"], default="now", key=f"{key}-when")
+    st.segmented_control("When", list(WHEN), format_func=WHEN.__getitem__, default="now", key=f"{key}-when")
     st.text_input("Reason", draft.reason, key=f"{key}-reason", placeholder="Why, for the approver")
     st.button("Plan it", key=f"{key}-send", type="primary", on_click=_propose, args=(draft,))
     _draw_form_result(key)

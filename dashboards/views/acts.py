@@ -72,7 +72,7 @@ def _draw_list() -> None:
     if found.breaker:
         st.html(markup.notice(f"{found.breaker}. People still may act.", "critical", "Policies are stopped."))
     st.html(markup.empty("Modes: " + ", ".join(f"{verb} {mode}" for verb, mode in found.modes.items())))
-    if form := draw_popover(st, "Propose an act", "acts-new", primary=True):
+    if form := draw_popover(st, "Propose an act", "acts-new", primary=True, path="acts"):
         with form:
             draw_form(Draft("acts-new"), found.modes)
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
@@ -290,7 +290,7 @@ def draw_of_incident(incident: str, nodes: str) -> None:
     rows = [row[:3] for row in act_rows(list(found.acts), snapshot.now())]
     st.html(markup.table(("Act", "State", "Requested by"), rows, "No act was proposed for this incident."))
     row = st.container(horizontal=True)
-    if form := draw_popover(row, "Plan an act", "incident-act"):
+    if form := draw_popover(row, "Plan an act", "incident-act", path="acts"):
         with form:
             draw_form(Draft("incident-act", incident, nodes), found.modes)
     snapshot.api_url()  # asks for access, as every read does

@@ -6,18 +6,27 @@ back and opens it again. So a popover whose form is done is another widget from 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import streamlit as st
+
+from dashboards import identity
 
 _CLOSED = "fleetpulse.popovers_closed"
 _DRAWN = "fleetpulse.popovers_drawn"
 
 
-def draw_popover(row: Any, label: str, name: str, primary: bool = False) -> Any:
-    """Draws the button in a container. Returns the popover for `with` while it is open, else None."""
+def draw_popover(row: Any, label: str, name: str, primary: bool = False, path: str = "") -> Any:
+    """Draws the button in a container. Returns the popover for `with` while it is open, else None.
+
+    path: where the form writes; for a person who may not write there the button is disabled, with the reason.
+    """
+    kind: Literal["primary", "secondary"] = "primary" if primary else "secondary"
+    if path and (why := identity.find_barrier(path)):
+        row.button(label, key=f"disabled-{name}", disabled=True, help=why, type=kind)
+        return None
     st.session_state.setdefault(_DRAWN, set()).add(name)
-    box = row.popover(label, key=widget_key(name), on_change="rerun", type="primary" if primary else "secondary")
+    box = row.popover(label, key=widget_key(name), on_change="rerun", type=kind)
     return box if box.open else None
 
 

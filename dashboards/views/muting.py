@@ -7,6 +7,7 @@ import streamlit as st
 from dashboards import evidence, markup, snapshot
 from dashboards.answers import IncidentDetail, Mute
 from dashboards.client import ApiError
+from dashboards.views import silencing
 from dashboards.words import age, clock, detector_name, scope_name
 from pipeline.model.records import SECOND
 
@@ -24,6 +25,8 @@ EXPLANATION = (
 
 def draw_form(detail: IncidentDetail) -> None:
     """Draws the form for a mute: detector, scope, duration and reason."""
+    if not silencing.draw_right("mutes"):
+        return
     about = detail.incident.id
     st.html(markup.notice(EXPLANATION))
     st.selectbox("Detector", evidence.mute_detectors(detail), format_func=detector_name, key=f"mute-detector-{about}")

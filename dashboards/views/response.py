@@ -50,7 +50,7 @@ def draw_actions(detail: IncidentDetail) -> None:
     _popover(row, "Assign", "assign", detail, _assign_form)
     _popover(row, "Comment", "comment", detail, _comment_form)
     if incident.state != "resolved":
-        _popover(row, "Silence", "silence", detail, _silence_form)
+        _popover(row, "Silence", "silence", detail, _silence_form, path="silences")
         _popover(row, "Resolve", "resolve", detail, _resolve_form)
     _popover(row, "Feedback", "feedback", detail, _feedback_form)
     _popover(row, "More", "more", detail, _more_forms)
@@ -75,10 +75,12 @@ def _about(detail: IncidentDetail) -> About:
     return detail.incident.id, detail.version
 
 
-def _popover(row: Any, label: str, name: str, detail: IncidentDetail, form: Any, primary: bool = False) -> None:
-    """Draws a button that opens a form; the form is drawn only while it is open."""
+def _popover(
+    row: Any, label: str, name: str, detail: IncidentDetail, form: Any, primary: bool = False, path: str = ""
+) -> None:
+    """Draws a button that opens a form; the form is drawn only while it is open. path: as in `draw_popover`."""
     key = f"{name}-{detail.incident.id}"
-    if box := draw_popover(row, label, key, primary):
+    if box := draw_popover(row, label, key, primary, path):
         with box:
             form(detail, key)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from dashboards import markup, routes, snapshot
+from dashboards import identity, markup, routes, snapshot
 from dashboards.acting import CONFLICT, Outcome
 from dashboards.answers import parse_incident
 from dashboards.client import ApiError
@@ -85,13 +85,13 @@ def ended_rows(found: Sequence[Silence], now: int) -> list[tuple[Text, ...]]:
 
 def _add_forms() -> None:
     row = st.container(horizontal=True)
-    if new := draw_popover(row, "New silence", "silences-new", primary=True):
+    if new := draw_popover(row, "New silence", "silences-new", primary=True, path="silences"):
         with new:
             silencing.draw_form("silences-form", (), {}, "silences-new")
     else:
         with row:
             silencing.draw_result("silences-form")
-    if window := draw_popover(row, "New maintenance window", "silences-window"):
+    if window := draw_popover(row, "New maintenance window", "silences-window", path="maintenance"):
         with window:
             _window_form()
 
@@ -181,17 +181,20 @@ def describe(silence: Silence, now: int) -> str:
 
 def _buttons(silence: Silence) -> None:
     if silence.kind == "mute":
-        st.button("End", key=f"end-{silence.id}", on_click=_end_mute, args=(silence.id,))
+        why = identity.find_barrier(f"mutes/{silence.id}/end")
+        args = (silence.id,)
+        st.button("End", key=f"end-{silence.id}", on_click=_end_mute, args=args, disabled=bool(why), help=why or None)
         return
-    if edit := draw_popover(st, "Edit", f"edit-{silence.id}"):
+    path = f"silences/{silence.id}/expire"
+    if edit := draw_popover(st, "Edit", f"edit-{silence.id}", path=path):
         with edit:
             _edit_form(silence)
-    if extend := draw_popover(st, "Extend", f"extend-{silence.id}"):
+    if extend := draw_popover(st, "Extend", f"extend-{silence.id}", path=path):
         with extend:
             for label, seconds in EXTENSIONS.items():
                 ends = iso(silence.ends + int(seconds * SECOND))
                 st.button(f"By {label}", key=f"by-{label}-{silence.id}", on_click=_extend, args=(silence, ends))
-    if end := draw_popover(st, "End", f"end-{silence.id}"):
+    if end := draw_popover(st, "End", f"end-{silence.id}", path=path):
         with end:
             late = " 15 minutes from now, so that devices settle" if silence.kind == "maintenance" else " now"
             st.html(markup.notice(f"Ends it{late}. Findings that still hold are then sent."))

@@ -94,12 +94,10 @@ def draw_form(key: str, incidents: Sequence[Incident], labels: Mapping[str, Labe
 
 def draw_right(path: str) -> bool:
     """Returns whether the person at the page may write there; draws why not."""
-    try:
-        identity.require_write(path, {})
-    except ApiError as error:
-        st.html(markup.notice(str(error), "degraded", "Not allowed."))
-        return False
-    return True
+    why = identity.find_barrier(path)
+    if why:
+        st.html(markup.notice(why, "degraded", "Not allowed."))
+    return not why
 
 
 def scope_text(scope: str) -> str:

@@ -93,6 +93,11 @@ class GuardResult:
     passed: bool
     overridable: bool = False
 
+    @property
+    def text(self) -> str:
+        """Returns the result in words: `known node: not known: n99, expected known`."""
+        return f"{self.name.replace('_', ' ')}: {self.now}, expected {self.limit}"
+
 
 @dataclass(frozen=True, slots=True)
 class JobHit:

@@ -243,7 +243,7 @@ class Board:
             planned = act.move("planned", now, plan=plan, approvals=()) if act.state != "planned" else act
             planned = replace(planned, plan=plan, approvals=())
             if plan.is_refused:
-                why = "; ".join(f"{g.name}: {g.now}, limit {g.limit}" for g in plan.failing)
+                why = "; ".join(g.text for g in plan.failing)
                 return self._save(planned.move("refused", now, result={"reason": why}), who, "refuse act", why)
             waiting = planned.move("awaiting_approval", now)
             policy = self.read(breaker.find_approving_policy, waiting, self.config.policies, now)

@@ -342,7 +342,7 @@ def _newly_failing(act: Act, fresh: Plan) -> list[str]:
     """Returns the guards that fail now and passed when the plan was approved."""
     known = {guard.name for guard in act.plan.failing} if act.plan is not None else set()
     failing = [guard for guard in fresh.failing if guard.name not in known]
-    return [f"guard {guard.name} fails now: {guard.now}, limit {guard.limit}" for guard in failing]
+    return [f"a guard fails now: {guard.text}" for guard in failing]
 
 
 def _list_unreleased(act: Act, world: SchedulerState, adapter: Adapter) -> tuple[str, ...]:

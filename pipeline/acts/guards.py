@@ -127,8 +127,7 @@ def _is_deep_diagnostic(act: Act) -> bool:
 
 def _known(q: Question) -> GuardResult:
     unknown = [name for name in q.names if name not in q.world.nodes]
-    now = f"{len(unknown)} unknown: {_some(unknown)}" if unknown else "0 unknown"
-    return GuardResult("known_node", now, "0 unknown", not unknown)
+    return GuardResult("known_node", f"not known: {_some(unknown)}" if unknown else "known", "known", not unknown)
 
 
 def _state_age(q: Question) -> GuardResult:

@@ -12,7 +12,7 @@ from dashboards.act_answers import parse_act, parse_acts
 from dashboards.identity import Person
 from dashboards.views.acts import approved_text, guard_result, headline, state_text, subtitle
 from pipeline.model.records import SECOND, iso
-from tests.dashboards.conftest import NOW
+from tests.dashboards.conftest import NOW, silence_table
 from tests.dashboards.test_dashboard_pages import page, shown
 
 HOSTILE = "<script>alert(1)</script>"
@@ -28,6 +28,12 @@ def incident_script() -> None:
     from dashboards.views import incident
 
     incident.page()
+
+
+def silences_script() -> None:
+    from dashboards.views import silences
+
+    silences.page()
 
 
 def act_table(**more: Any) -> dict[str, Any]:
@@ -145,6 +151,36 @@ def test_without_a_login_or_as_a_viewer_nobody_is_offered_a_decision(
     test = page(acts_script, id="ACT-1")
     assert "Not allowed." in shown(test)
     assert [button.label for button in test.button] == []
+
+
+@pytest.mark.parametrize("person", [Person("local", "operator", notes_only=True), Person("eve", "viewer")])
+@pytest.mark.parametrize(
+    ("script", "label"),
+    [
+        (acts_script, "Propose an act"),
+        (incident_script, "Plan an act"),
+        (silences_script, "New silence"),
+        (silences_script, "New maintenance window"),
+        (silences_script, "Edit"),
+        (silences_script, "End"),
+    ],
+)
+def test_a_button_of_an_act_is_disabled_with_the_reason_for_who_may_not(
+    acts: Any, person: Person, script: Any, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "current", lambda: person)
+    acts.silences.append(silence_table("s0"))
+    test = page(script, id="A1" if script is incident_script else "")
+    (button,) = [button for button in test.button if button.label == label]
+    assert button.disabled
+    wanted = "Without a login" if person.notes_only else "eve has the role viewer; this needs operator."
+    assert wanted in button.help
+
+
+def test_the_form_of_an_act_says_in_words_when_it_begins(acts: Any) -> None:
+    test = page(acts_script, opened="acts-new")
+    (when,) = test.get("button_group")
+    assert [option.content for option in when.proto.options] == ["Now", "When idle", "After a checkpoint"]
 
 
 def test_an_approval_says_what_it_still_needs() -> None:

@@ -234,11 +234,18 @@ def test_the_cause_shows_its_alternatives(api: Any) -> None:
         "probability": 0.93,
         "evidence": "flow of cdu:c2 fell first",
         "alternatives": [{"cause": "row:a", "probability": 0.05}, {"cause": None, "probability": 0.002}],
-        "explained_count": 0,
-        "explained": [],
+        "explained_count": 1,
+        "explained": [{"entity": "gpu:n003.1", "detector": "thermal", "onset": iso(NOW), "path": [], "step": "hot"}],
     }
     text = shown(page(incident_script, id="A1"))
-    for part in ("93 %", "Flow of CDU c2 fell first", "Alternative, 5 %", "Alternative, under 1 %", "no shared cause"):
+    for part in (
+        "93 %",
+        "Flow of CDU c2 fell first",
+        "Alternative, 5 %",
+        "Alternative, under 1 %",
+        "no shared cause",
+        "1 finding that this cause explains",
+    ):
         assert part in text
 
 

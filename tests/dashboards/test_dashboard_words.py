@@ -68,6 +68,10 @@ def test_a_summary_has_entity_names_and_units() -> None:
     assert words.plain("cdu:c2: flow is low") == "CDU c2: flow is low"
     assert words.plain("filesystem:n1./data is full") == "File system /data of n1 is full"
     assert words.plain("n055 runs warm") == "n055 runs warm"
+    errors = "port:n034.mlx5_2: 5070 symbol errors in 10 min"
+    assert words.plain(errors) == "Port mlx5_2 of n034: 5,070 symbol errors in 10 min"
+    assert words.plain("site:all: 1200 of 12500 nodes silent") == "Whole site: 1,200 of 12,500 nodes silent"
+    assert words.plain("rank 4711 of job 20260101 is slow") == "Rank 4711 of job 20260101 is slow"
     assert words.plain("") == ""
 
 

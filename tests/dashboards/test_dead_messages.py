@@ -47,7 +47,7 @@ def test_a_person_who_may_not_write_sees_a_disabled_button(
 ) -> None:
     monkeypatch.setattr(identity, "current", lambda: person)
     drawn = page(script, opened="dead-messages")
-    assert drawn.button(key="disabled-dead").disabled
+    assert drawn.button(key="disabled-dead-messages").disabled
     assert "will be sent again" not in shown(drawn)
 
 

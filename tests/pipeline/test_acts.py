@@ -253,7 +253,7 @@ def test_nobody_can_override_the_ceiling_of_the_fleet(world: World) -> None:
     for name in ("n00", "n08", "n16", "n24"):
         world.scheduler.by_hand(name, True, "maintenance")
     act = world.propose("hold", "n32")
-    assert (act.state, "fleet_ceiling" in act.result["reason"]) == ("refused", True)
+    assert (act.state, "fleet ceiling" in act.result["reason"]) == ("refused", True)
 
 
 def test_nodes_that_others_took_out_are_never_touched(world: World) -> None:

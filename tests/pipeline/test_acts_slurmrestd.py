@@ -72,7 +72,7 @@ def test_a_hold_drains_and_a_release_gives_the_node_back(site: Site, cluster: sl
 def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster: slurm_rest.RestCluster) -> None:
     cluster.run("scontrol", "update", "NodeName=gpu002", "State=DRAIN", "Reason=ticket 4711")
     act = site.propose("hold", "gpu002")
-    assert (act.state, act.result["reason"].partition(":")[0]) == ("refused", "in_service")
+    assert (act.state, act.result["reason"].partition(":")[0]) == ("refused", "in service")
     assert site.propose("release", "gpu002").state == "refused"
     assert state_of(cluster, "gpu002") == "drained ticket 4711"
 
@@ -147,4 +147,4 @@ def test_a_wrong_token_is_no_statement_about_the_nodes(
 
 def test_an_unknown_node_is_refused_before_anything_is_sent(site: Site) -> None:
     act = site.propose("hold", "gpu999")
-    assert (act.state, act.result["reason"].partition(":")[0]) == ("refused", "known_node")
+    assert (act.state, act.result["reason"].partition(":")[0]) == ("refused", "known node")

@@ -47,7 +47,7 @@ def test_a_fresh_install_shows_a_whole_plan_and_the_dry_run_ends_executed(served
     assert served.board.find(act.id).state == "executed"
     unknown = served.call("POST", "/acts", {**body, "targets": ["node:n99"]}, token="dashboard", person="alice")[1]
     executor.run_once()
-    assert "known_node" in served.board.find(unknown["id"]).result["reason"]
+    assert "known node: not known" in served.board.find(unknown["id"]).result["reason"]
 
 
 def test_the_last_node_of_a_job_of_1100_nodes_has_the_job_and_is_one_of_1100(served, monkeypatch):
