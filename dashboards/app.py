@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboards import identity, pages, routes, theme
+from dashboards import identity, pages, theme
 from dashboards.frame.component import draw_frame
 from dashboards.views import login
 
@@ -24,7 +24,6 @@ else:
     if identity.has_login():
         title, icon = f"{who.name} ({who.role})", ":material/account_circle:"
         known["account"] = st.Page(login.account_page, title=title, url_path="account", icon=icon)
-    routes.register_pages(known)
     page = st.navigation(list(known.values()), position="top")
     draw_frame()
     login.draw_banner(who)

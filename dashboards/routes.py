@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import parse_qs, urlencode
+from typing import Any, NoReturn
+from urllib.parse import urlencode
 
 import streamlit as st
 
-if TYPE_CHECKING:
-    from streamlit.navigation.page import Page
-
-_PAGES, _OPENED = "pages", "opened"
+_OPENED, _NEXT = "opened", "next-address"
 DEFAULT = "fleet"
 """The page at /; Streamlit has no other address for it."""
 LOCAL_TIME = ("tz", "local")
@@ -24,11 +21,6 @@ FACILITY_KINDS = frozenset(
 GROUP_KINDS = frozenset({"rack", "row", "hall", "pod", "leaf", "spine", "switch", "rail", "site", "fabric", "facility"})
 
 
-def register_pages(pages: Mapping[str, Page]) -> None:
-    """Stores the pages of the session by name, so that pages need not import each other."""
-    st.session_state[_PAGES] = dict(pages)
-
-
 def href(page: str, /, **query: str | list[str]) -> str:
     """Returns the address of a page, relative to any other: it holds behind a proxy with a base path."""
     asked, name = with_kept(query), "./" if page == DEFAULT else page
@@ -39,18 +31,6 @@ def with_kept(query: Mapping[str, Any]) -> dict[str, Any]:
     """Returns parameters of a page, with those that every page keeps: how it refreshes, local time."""
     kept = {"live": live_value(), LOCAL_TIME[0]: LOCAL_TIME[1] if is_local_time() else ""}
     return {**query, **{name: value for name, value in kept.items() if value}}
-
-
-def has_page(name: str) -> bool:
-    """Returns whether this dashboard has a page of that name."""
-    return name in st.session_state.get(_PAGES, {})
-
-
-def open_address(address: str) -> None:
-    """Opens `PAGE?QUERY` within the session; an unknown page is ignored."""
-    name, _, query = address.partition("?")
-    if name in st.session_state[_PAGES]:
-        _open(name, parse_qs(query, keep_blank_values=True))  # a name may be repeated
 
 
 def entity_href(entity: str) -> str:
@@ -86,18 +66,27 @@ def keep_query(page: str) -> None:
 
 
 def open_page(name: str, /, **query: str) -> NoReturn:
-    """Opens a page of this session."""
-    _open(name, query)
+    """Opens a page: the run that follows gives the browser its address, as `take_next_address`.
+
+    st.switch_page would first write the new parameters as a step of the old page into the browser's history: Back then
+    leads to a mix of both.
+    """
+    st.session_state[_NEXT] = href(name, **query)
+    st.rerun()
 
 
-def open_incident(identity: str) -> NoReturn:
-    """Opens the page of one incident."""
-    _open("incident", {"id": identity})
+def take_next_address() -> str:
+    """Returns the address that the browser shall open now, once; empty if there is none."""
+    return str(st.session_state.pop(_NEXT, ""))
 
 
-def open_incidents() -> NoReturn:
-    """Opens the list of incidents."""
-    _open("incidents", {})
+def change_query(**changes: str | list[str]) -> None:
+    """Writes parameters of this page into the address, as one step of the browser's history; empty ones are removed."""
+    asked = {name: st.query_params.get_all(name) for name in st.query_params}
+    wanted = {name: [value] if isinstance(value, str) and value else value for name, value in changes.items()}
+    changed = {name: value for name, value in {**asked, **wanted}.items() if value}
+    if changed != asked:
+        st.query_params.from_dict(changed)
 
 
 def live_value() -> str:
@@ -108,18 +97,9 @@ def live_value() -> str:
 
 def set_live(value: str) -> None:
     """Writes into the address how all pages refresh, as in `live_value`."""
-    if value in (PAUSED, SLOW):
-        st.query_params["live"] = value
-    elif "live" in st.query_params:
-        del st.query_params["live"]
+    change_query(live=value if value in (PAUSED, SLOW) else "")
 
 
 def is_local_time() -> bool:
     """Returns whether the address asks for times in the browser's zone."""
     return st.query_params.get(LOCAL_TIME[0]) == LOCAL_TIME[1]
-
-
-def _open(name: str, query: dict[str, Any]) -> NoReturn:
-    asked = with_kept(query)
-    st.session_state[_OPENED] = (name, asked)
-    st.switch_page(st.session_state[_PAGES][name], query_params=asked)

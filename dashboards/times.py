@@ -8,15 +8,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import streamlit as st
 
 from dashboards import words
-from dashboards.routes import LOCAL_TIME, is_local_time
+from dashboards.routes import LOCAL_TIME, change_query, is_local_time
 
 
 def switch_zone() -> None:
     """Changes between UTC and the browser's zone, in the address."""
-    if is_local_time():
-        del st.query_params[LOCAL_TIME[0]]
-    else:
-        st.query_params[LOCAL_TIME[0]] = LOCAL_TIME[1]
+    name, local = LOCAL_TIME
+    change_query(**{name: "" if is_local_time() else local})
 
 
 def apply_zone() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
+from dashboards import routes
 from dashboards.devices.requests import POINTS, recent_span
 from dashboards.words import age, clock
 from pipeline.model.records import SECOND, from_iso, iso
@@ -50,17 +51,13 @@ def read_range(now: int, points: int = POINTS) -> TimeRange:
 def write_range(start: int, end: int) -> None:
     """Writes a fixed range into the address: whole seconds, at least SHORTEST."""
     middle, half = (start + end) // 2, max(end - start, SHORTEST) // 2
-    asked = st.query_params
-    asked["from"], asked["to"] = (iso((middle + sign * half) // SECOND * SECOND) for sign in (-1, 1))
-    asked.pop("range", None)
+    first, last = (iso((middle + sign * half) // SECOND * SECOND) for sign in (-1, 1))
+    routes.change_query(**{"from": first, "to": last, "range": ""})
 
 
 def write_name(name: str) -> None:
     """Writes a range up to now into the address."""
-    asked = st.query_params
-    asked["range"] = name
-    for key in ("from", "to"):
-        asked.pop(key, None)
+    routes.change_query(**{"range": name, "from": "", "to": ""})
 
 
 def draw_range(chosen: TimeRange, key: str, names: Sequence[str] = tuple(RANGES)) -> None:

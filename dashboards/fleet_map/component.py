@@ -14,6 +14,7 @@ import streamlit as st
 from dashboards import routes, theme
 from dashboards.answers import NODE_STATES
 from dashboards.fleet_map.answers import FILTERS, FleetLayout, FleetMap
+from dashboards.frame.component import OPEN_ADDRESS_JS
 from dashboards.words import NODE_STATE
 from pipeline.model.records import iso
 
@@ -23,7 +24,7 @@ _map = st.components.v2.component(
     "fleetpulse.fleet_map",
     html=(_HERE / "fleet_map.html").read_text(),
     css=theme.css_variables(":host") + (_HERE / "fleet_map.css").read_text(),
-    js="\n".join((_HERE / name).read_text() for name in _SCRIPTS),
+    js="\n".join((OPEN_ADDRESS_JS, *((_HERE / name).read_text() for name in _SCRIPTS))),
 )
 _store = st.components.v2.component("fleetpulse.fleet_layout", js=(_HERE / "layout_store.js").read_text())
 FILTER_WORDS: Mapping[str, str] = {**NODE_STATE, "affected": "affected", "drained": "drained"}
@@ -31,10 +32,9 @@ FILTER_WORDS: Mapping[str, str] = {**NODE_STATE, "affected": "affected", "draine
 
 @dataclass(frozen=True, slots=True)
 class MapEvents:
-    """What a person did since the last run. picked: node.  narrowed: group.  filtered: a state, `none` to show all.
+    """What a person did since the last run. narrowed: group.  filtered: a state, `none` to show all.
     selected: layout and ranges of cells, as they are now."""
 
-    picked: str
     narrowed: str
     filtered: str
     selected: Mapping[str, Any]
@@ -60,13 +60,12 @@ def fleet_map(found: FleetMap, layout: FleetLayout, view: MapView) -> MapEvents:
     got = _map(
         key="fleet_map",
         data=map_data(found, view),
-        on_picked_change=nothing,
         on_narrowed_change=nothing,
         on_filtered_change=nothing,
         on_selected_change=nothing,
     )
     selected = got.selected if isinstance(got.selected, Mapping) else {}
-    return MapEvents(str(got.picked or ""), str(got.narrowed or ""), str(got.filtered or ""), selected)
+    return MapEvents(str(got.narrowed or ""), str(got.filtered or ""), selected)
 
 
 _ENCODED: OrderedDict[str, bytes] = OrderedDict()
@@ -101,6 +100,7 @@ def map_data(found: FleetMap, view: MapView) -> dict[str, Any]:
         "changes": {name: f"{change:+,} in 1 h" for name, change in found.changes.items()},
         "words": [NODE_STATE[state] for state in NODE_STATES],
         "tiles": [FILTER_WORDS[name] for name in FILTERS],
+        "open": routes.href("node"),
         "hrefs": {name: routes.href("fleet", state=name) for name in FILTERS},
         "state": view.state,
         "unknown": view.unknown,

@@ -134,7 +134,11 @@ function redraw(view) {
 function connect(view, component) {
   const { map, box, canvas } = view;
   const { setTriggerValue, setStateValue } = component;
-  view.open = (cell) => setTriggerValue("picked", view.names[cell]);
+  view.open = (cell) => {
+    const to = new URL(view.data.open, location.href);
+    to.searchParams.set("entity", view.names[cell]);
+    openAddress(map, to.href);
+  };
   view.narrow = (entity) => setTriggerValue("narrowed", entity);
   view.filter = (filter) => { view.state = filter; redraw(view); setTriggerValue("filtered", filter || "none"); };
   view.chosen = () => {

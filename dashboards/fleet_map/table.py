@@ -79,13 +79,6 @@ def node_table(found: FleetMap, layout: FleetLayout, state: str) -> str:
     return _table(f"Nodes: {FILTER_WORDS[state]}", head, lines) + _more(len(nodes))
 
 
-def incidents_of(found: FleetMap, layout: FleetLayout, node: str) -> tuple[str, ...]:
-    """Returns the unresolved incidents of a node on the map."""
-    cell = layout.names.index(node) if node in layout.names else -1
-    number = base64.b64decode(found.incident_of)[cell] if cell >= 0 else 0
-    return found.incident_sets[number - 1] if 0 < number < 255 else ()
-
-
 def _cells(texts: Iterable[str]) -> str:
     return "".join(f"<td>{text}</td>" for text in texts)
 

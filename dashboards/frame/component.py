@@ -18,7 +18,9 @@ from dashboards.words import STATE, plain
 from pipeline.model.entity_names import KINDS, entity_name
 
 _HERE = Path(__file__).parent
-_KEY = "frame"
+_KEY, _RUN = "frame", "frame-run"
+OPEN_ADDRESS_JS = (_HERE / "open_address.js").read_text()
+"""For the script of a component that opens pages."""
 MIN_CHARACTERS = 2
 """Shortest text that is searched for. Chosen: one character matches nearly everything."""
 _frame = st.components.v2.component(
@@ -57,6 +59,7 @@ def parse_hits(table: Mapping[str, Any]) -> Hits:
 
 def draw_frame() -> None:
     """Draws search and time zone; a search reruns only this part of the page."""
+    st.session_state[_RUN] = st.session_state.get(_RUN, 0) + 1
     st.fragment(_draw)()
 
 
@@ -67,6 +70,8 @@ def _draw() -> None:
         "pages": [entry.name for entry in pages.PAGES],
         "local": routes.is_local_time(),
         "zone": st.context.timezone or "",
+        "run": st.session_state.get(_RUN, 0),
+        "next": routes.take_next_address(),
         **_search(query),
     }
     drawn = _frame(
@@ -74,14 +79,11 @@ def _draw() -> None:
         data=data,
         default={"query": ""},
         on_query_change=lambda: None,
-        on_go_change=lambda: None,
         on_zone_change=lambda: None,
     )
     if drawn.zone:
         times.switch_zone()
         st.rerun()
-    if drawn.go:
-        routes.open_address(str(drawn.go))
 
 
 def _search(query: str) -> dict[str, Any]:

@@ -43,14 +43,22 @@ function drawHits(parts, data, chosen) {
   else input.removeAttribute("aria-activedescendant");
 }
 
-// Returns PAGE?QUERY if a link leads to another page of this dashboard, else null.
-function pageAddress(link, pages) {
-  if (!link.href || (link.target && link.target !== "_self") || link.hasAttribute("download")) return null;
+// Returns whether a link leads to a page of this dashboard.
+function leadsToPage(link, pages) {
+  if (!link.href || (link.target && link.target !== "_self") || link.hasAttribute("download")) return false;
   const to = new URL(link.href, location.href);
   const base = location.pathname.replace(/[^/]*$/, "");
-  if (to.origin !== location.origin || !to.pathname.startsWith(base)) return null;
-  const page = to.pathname.slice(base.length) || pages[0];
-  return pages.includes(page) ? page + to.search : null;
+  if (to.origin !== location.origin || !to.pathname.startsWith(base)) return false;
+  return pages.includes(to.pathname.slice(base.length) || pages[0]);
+}
+
+// Opens a page within the session, as one step of the browser's history: Streamlit reads the address when the browser
+// goes to another step. The browser loads the page unless the frame of a new run comes.
+function openWithin(root, address) {
+  clearTimeout(root.fleetpulseGiveUp);
+  root.fleetpulseGiveUp = setTimeout(() => location.reload(), GIVE_UP_MS);
+  history.pushState({}, "", address);
+  window.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
 }
 
 // A phone's menu covers the page, and stays open after a choice: it is closed by its own button, once Streamlit has
@@ -72,6 +80,8 @@ export default function (component) {
   const zone = root.querySelector(".zone");
   if (root.fleetpulseStop) root.fleetpulseStop(); // a rerun calls this again without the clean-up of the previous call
   root.fleetpulseChosen = 0;
+  if (root.fleetpulseRun !== data.run) clearTimeout(root.fleetpulseGiveUp);
+  root.fleetpulseRun = data.run;
   let timer = 0;
 
   zone.textContent = data.local ? "Local" : "UTC"; // as wide as UTC: the pages beside it have no more room
@@ -112,19 +122,18 @@ export default function (component) {
     closeMenu(event);
     if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
     const link = event.composedPath().find((part) => part instanceof HTMLAnchorElement);
-    const address = link && pageAddress(link, data.pages);
-    if (!address) return;
+    if (!link || !leadsToPage(link, data.pages)) return;
     event.preventDefault();
     list.hidden = true;
     input.blur();
-    const before = location.href;
-    if (link.href === before) return;
-    setTriggerValue("go", address);
-    setTimeout(() => { if (location.href === before) location.assign(link.href); }, GIVE_UP_MS);
+    if (link.href !== location.href) openWithin(root, link.href);
   };
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
   drawHits(parts, data, 0);
+  const next = data.next && new URL(data.next, location.href).href;
+  if (next && root.fleetpulseNext !== next && next !== location.href) openWithin(root, next);
+  root.fleetpulseNext = next;
   root.fleetpulseStop = () => {
     clearTimeout(timer);
     document.removeEventListener("keydown", onKey);

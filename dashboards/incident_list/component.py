@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import streamlit as st
 
-from dashboards import theme
+from dashboards import routes, theme
 from dashboards.markup import TONES
 from dashboards.words import SEVERITY, STATE, age, amount, plain
 from pipeline.model.entity_names import entity_name
@@ -27,18 +27,9 @@ _list = st.components.v2.component(
 )
 
 
-def incident_list(incidents: Sequence[Incident], now: int, key: str) -> str | None:
-    """Draws the list, worst first, and returns the id of the clicked incident, None without a click."""
-    data = {"items": list_rows(incidents, now), "selectable": False}
-    picked = _list(key=key, data=data, on_picked_change=lambda: None).picked
-    return str(picked) if picked else None
-
-
-class ListEvents(NamedTuple):
-    """What a person did in the list: the incident to open, and those that are selected."""
-
-    picked: str | None
-    selected: list[str]
+def incident_list(incidents: Sequence[Incident], now: int, key: str) -> None:
+    """Draws the list, worst first."""
+    _list(key=key, data={"items": list_rows(incidents, now), "selectable": False})
 
 
 def selectable_list(
@@ -49,8 +40,8 @@ def selectable_list(
     reach: Mapping[str, tuple[int, int]] | None = None,
     acknowledge: Callable[[str], None] | None = None,
     mine: Callable[[], None] = lambda: None,
-) -> ListEvents:
-    """Draws the list in the given order, with boxes and keys.
+) -> list[str]:
+    """Draws the list in the given order, with boxes and keys; returns the selected incidents.
 
     groups: incident -> heading of its group; incidents of one group follow each other.  reach: incident -> jobs and
     nodes that it reaches, if that is known.  acknowledge: called with the incident whose key was pressed, before the
@@ -67,14 +58,12 @@ def selectable_list(
         key=key,
         data={"items": rows, "selectable": True, "may_write": acknowledge is not None},
         default={"selected": []},
-        on_picked_change=lambda: None,
         on_mine_change=mine,
         on_acknowledge_change=on_acknowledge,
         on_selected_change=lambda: None,
     )
     shown = {i.id for i in incidents}
-    selected = [str(i) for i in drawn.selected or [] if i in shown]
-    return ListEvents(str(drawn.picked) if drawn.picked else None, selected)
+    return [str(i) for i in drawn.selected or [] if i in shown]
 
 
 def sort_incidents(incidents: Sequence[Incident]) -> list[Incident]:
@@ -95,6 +84,7 @@ def _row(incident: Incident, now: int, reach: tuple[int, int] | None = None) -> 
     life = incident.life
     return {
         "id": incident.id,
+        "href": routes.href("incident", id=incident.id),
         "tone": TONES[incident.severity],
         "severity": SEVERITY[incident.severity],
         "summary": plain(incident.summary),

@@ -8,9 +8,9 @@ function element(tag, className, text) {
   return made;
 }
 
-function row(item, numbers, open, role) {
+function row(item, numbers, role) {
   const link = element("a", `row ${item.tone}`);
-  link.href = `incident?id=${encodeURIComponent(item.id)}`;
+  link.href = item.href;
   link.target = "_self";
   const severity = element("span", "cell");
   severity.append(element("b", `badge ${item.tone}`, item.severity));
@@ -28,11 +28,6 @@ function row(item, numbers, open, role) {
     link.setAttribute("role", "row");
     for (const cell of link.children) cell.setAttribute("role", "cell");
   }
-  link.onclick = (event) => {
-    if (event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
-    event.preventDefault();
-    open(item.id);
-  };
   return link;
 }
 
@@ -58,7 +53,7 @@ function box(label, checked, change) {
 }
 
 // Lines with a box in front; `list.fleetpulseSelected` lives as long as the element, so that a refresh keeps it.
-function selectableLines(list, items, numbers, open, report) {
+function selectableLines(list, items, numbers, report) {
   const chosen = (list.fleetpulseSelected = list.fleetpulseSelected || new Set());
   for (const id of [...chosen]) if (!items.some((item) => item.id === id)) chosen.delete(id);
   const boxes = new Map();
@@ -90,7 +85,7 @@ function selectableLines(list, items, numbers, open, report) {
       tell();
     });
     boxes.set(item.id, own);
-    line.append(own, row(item, numbers, open, false));
+    line.append(own, row(item, numbers, false));
     lines.push(line);
   }
   return lines;
@@ -102,7 +97,7 @@ function startKeys(parent, list, data, component) {
   if (legend) legend.replaceWith(drawn);
   else list.before(drawn);
   return listenForKeys(list, data.items, {
-    open: (id) => component.setTriggerValue("picked", id),
+    open: (i) => list.querySelectorAll("a.row")[i].click(),
     mine: () => component.setTriggerValue("mine", true),
     acknowledge: (item) => {
       if (!data.may_write || !item.waits) return;
@@ -113,20 +108,19 @@ function startKeys(parent, list, data, component) {
 }
 
 export default function (component) {
-  const { parentElement, data, setTriggerValue, setStateValue } = component;
+  const { parentElement, data, setStateValue } = component;
   const list = parentElement.querySelector(".list");
   const active = parentElement.activeElement;
   const focused = active && (active.href || active.getAttribute("aria-label"));
   const { items, selectable } = data;
   const numbers = Object.keys(NUMBERS).filter((f) => items.some((item) => item[f])); // no empty columns
-  const open = (id) => setTriggerValue("picked", id);
   list.style.setProperty("--numbers", numbers.length);
   list.setAttribute("role", selectable ? "group" : "table");
   list.setAttribute("aria-label", "Incidents");
   list.classList.toggle("selectable", selectable);
   const lines = selectable
-    ? selectableLines(list, items, numbers, open, (ids) => setStateValue("selected", ids))
-    : [head(numbers, true), ...items.map((item) => row(item, numbers, open, true))];
+    ? selectableLines(list, items, numbers, (ids) => setStateValue("selected", ids))
+    : [head(numbers, true), ...items.map((item) => row(item, numbers, true))];
   list.replaceChildren(...lines);
   list.hidden = selectable && !items.length; // the keys stay: M shows all again
   if (list.fleetpulseStop) list.fleetpulseStop(); // a rerun calls this again without the clean-up of the previous call

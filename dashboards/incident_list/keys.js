@@ -65,7 +65,7 @@ function listenForKeys(list, items, acts) {
       if (i >= 0) markRow(list, items, i, 0, true);
     } else if (key === "m") acts.mine();
     else if (marked < 0 || !items[marked]) return;
-    else if (key === "o") acts.open(items[marked].id);
+    else if (key === "o") acts.open(marked);
     else if (key === "a") isSettled(list) && acts.acknowledge(items[marked]);
     else return;
     event.preventDefault();

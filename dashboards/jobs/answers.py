@@ -81,9 +81,10 @@ class JobList:
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that is late. now, mean: lateness; share: of the time."""
+    """A rank that is late. row: of the strip; now, mean: lateness; share: of the time."""
 
     rank: str
+    row: int
     stage: str | None
     gpu: str | None
     node: str | None

@@ -270,7 +270,7 @@ def slow_ranks(strip: Strip) -> str:
     """Returns the late ranks with stage, GPU and node: the strip as a table."""
     rows = [
         (
-            escape(entity_name(r.rank)),
+            as_markup(entity_link(r.rank)),
             "" if r.stage is None else escape(entity_name(r.stage).partition(" of ")[0]),
             "not known" if r.gpu is None else as_markup(entity_link(r.gpu)),
             "" if r.node is None else as_markup(entity_link(r.node, r.node.partition(":")[2])),

@@ -156,20 +156,9 @@ def _draw_strip(entity: str, job: Job, answer: CachedAnswer[Strip]) -> None:
             f"{linked.link('all ranks', routes.href('jobs', entity=job.job, range=_range()))}</p>"
         )
     if strip.measured is not None:
-        picked = rank_strip(strip, bool(answer.error), entity)
-        if picked is not None:
-            _open(job, strip, picked.row)
+        group = routes.href("jobs", entity=job.job, range=_range(), ranks=str(strip.per_row))
+        rank_strip(strip, bool(answer.error), group, entity)
     st.html(markup.slow_ranks(strip))
-
-
-def _open(job: Job, strip: Strip, row: int) -> None:
-    """Opens the GPU of a row, or the ranks of a row of several."""
-    if strip.per_row > 1:
-        first = strip.first_rank + row * strip.per_row
-        routes.open_page("jobs", entity=job.job, range=_range(), first=str(first), ranks=str(strip.per_row))
-    gpu = strip.gpus[row] if row < len(strip.gpus) else ""
-    if gpu:
-        routes.open_page("node", entity=gpu)
 
 
 def _draw_range() -> None:

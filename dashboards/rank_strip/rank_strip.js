@@ -137,16 +137,14 @@ function showTip(view, cell) {
   tip.style.top = `${(cell.row + 1) * view.cellHeight + 6}px`;
 }
 
+// Returns the newest late cell of the row after the focus in the table of late ranks, the worst first: a row with one
+// noisy cell is not in the table.
 function nextLate(view) {
-  const { data, levels } = view, least = (data.late - data.low) / data.step + 1;
-  const from = view.focus ? view.focus.row : -1;
-  for (let k = 1; k <= data.rows; k++) {
-    const row = (from + k) % data.rows;
-    for (let column = data.columns - 1; column >= 0; column--) {
-      if (levels[row * data.columns + column] >= least) return { row, column };
-    }
-  }
-  return view.focus;
+  const { data, levels } = view, least = (data.late - data.low) / data.step + 1, rows = data.lateRows;
+  if (!rows.length) return view.focus;
+  const row = rows[(rows.indexOf(view.focus ? view.focus.row : -1) + 1) % rows.length];
+  const cells = levels.subarray(row * data.columns, (row + 1) * data.columns);
+  return { row, column: Math.max(0, cells.findLastIndex((level) => level >= least)) };
 }
 
 function onKey(view, event, open) {
@@ -193,13 +191,19 @@ function drawTimes(view) {
 }
 
 export default function (component) {
-  const { parentElement, data, setTriggerValue } = component;
+  const { parentElement, data } = component;
   const strip = parentElement.querySelector(".strip"), canvas = strip.querySelector("canvas");
   const view = {
     strip, canvas, data, levels: decode(data.levels), tip: strip.querySelector(".tip"),
     said: strip.querySelector(".said"), focus: strip.fleetpulseFocus || null, // the focus survives a refresh
   };
-  const open = (row) => setTriggerValue("picked", row);
+  const open = (row) => {
+    const to = new URL(data.open, location.href);
+    if (data.perRow > 1) to.searchParams.set("first", data.firstRank + row * data.perRow);
+    else if (data.gpus[row]) to.searchParams.set("entity", data.gpus[row]);
+    else return;
+    openAddress(strip, to.href);
+  };
   const redraw = () => { view.colour = colours(strip); draw(view); if (view.cellWidth) drawTimes(view); };
   canvas.classList.toggle("stale", data.stale);
   canvas.onmousemove = (event) => showTip(view, at(view, event));

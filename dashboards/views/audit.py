@@ -37,11 +37,7 @@ def _body() -> None:
 
 
 def _write(name: str, key: str) -> None:
-    value = str(st.session_state.get(key) or "").strip()
-    if value:
-        st.query_params[name] = value
-    elif name in st.query_params:
-        del st.query_params[name]
+    routes.change_query(**{name: str(st.session_state.get(key) or "").strip()})
 
 
 def _draw(found: Audit, now: int) -> None:

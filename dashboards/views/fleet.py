@@ -152,22 +152,16 @@ def _toolbar(wanted: Wanted) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.html(f'<p class="fp-big">Only {markup.chips([entity_name(wanted.within)])}</p>')
             if st.button("Show the whole fleet", key="fleet_all"):
-                _set_address(within="")
+                routes.change_query(within="")
                 st.rerun(scope="fragment")
 
 
 def _write_choices() -> None:
     """Writes the choices into the address, before the run that draws them: a second run would cost 50 ms."""
     by, colour, shown = (st.session_state[key] for key in _CHOICES)
-    _set_address(by="" if by == "rack" else by, colour="" if colour == "state" else colour, table="1" if shown else "")
-
-
-def _set_address(**changes: str) -> None:
-    for name, value in changes.items():
-        if value:
-            st.query_params[name] = value
-        elif name in st.query_params:
-            del st.query_params[name]
+    routes.change_query(
+        by="" if by == "rack" else by, colour="" if colour == "state" else colour, table="1" if shown else ""
+    )
 
 
 def write_report_now(within: str) -> str:
@@ -187,7 +181,7 @@ def _draw_map(found: FleetMap, layout: FleetLayout, wanted: Wanted, unknown: boo
     own = tuple(st.session_state.get(_WRITTEN, ())) == wanted.selection
     view = MapView(unknown, wanted.state, () if own else wanted.selection, headline(found))
     events = fleet_map(found, layout, view)
-    _follow(events, found, layout, wanted)
+    _follow(events, wanted)
     if wanted.state:
         st.html(table.node_table(found, layout, wanted.state))
     if wanted.table:
@@ -195,26 +189,14 @@ def _draw_map(found: FleetMap, layout: FleetLayout, wanted: Wanted, unknown: boo
     _draw_selection(_selection(events, layout, wanted), wanted)
 
 
-def _follow(events: MapEvents, found: FleetMap, layout: FleetLayout, wanted: Wanted) -> None:
-    """Does what a person did on the map: opens a node, narrows the map, filters by state."""
-    if events.picked:
-        _open(found, layout, events.picked)
+def _follow(events: MapEvents, wanted: Wanted) -> None:
+    """Does what a person did on the map: narrows it, filters by state."""
     if events.narrowed:
-        _set_address(within=events.narrowed, selection="")
+        routes.change_query(within=events.narrowed, selection="")
         st.rerun(scope="fragment")
     if events.filtered and events.filtered != (wanted.state or "none"):
-        _set_address(state="" if events.filtered == "none" else events.filtered)
+        routes.change_query(state="" if events.filtered == "none" else events.filtered)
         st.rerun(scope="fragment")
-
-
-def _open(found: FleetMap, layout: FleetLayout, node: str) -> None:
-    """Opens the page of a node."""
-    if routes.has_page("node"):
-        routes.open_page("node", entity=node)
-    ids = table.incidents_of(found, layout, node)
-    if len(ids) == 1:
-        routes.open_incident(ids[0])
-    _set_address(selection=node)
 
 
 def _selection(events: MapEvents, layout: FleetLayout, wanted: Wanted) -> Sequence[str]:
@@ -229,10 +211,7 @@ def _selection(events: MapEvents, layout: FleetLayout, wanted: Wanted) -> Sequen
     st.session_state["fleet_marks"] = marks
     st.session_state["fleet_selected"] = entities
     st.session_state[_WRITTEN] = entities if len(entities) <= MAX_IN_ADDRESS else ()
-    if st.session_state[_WRITTEN]:
-        st.query_params["selection"] = list(entities)
-    elif "selection" in st.query_params:
-        del st.query_params["selection"]
+    routes.change_query(selection=list(st.session_state[_WRITTEN]))
     return entities
 
 
@@ -336,6 +315,4 @@ def _note(unresolved: Sequence[Incident], now: int) -> str:
 
 
 def _show(incidents: list[Incident], now: int) -> None:
-    picked = incident_list(incidents, now, key="open_incidents")
-    if picked:
-        routes.open_incident(picked)
+    incident_list(incidents, now, key="open_incidents")

@@ -36,7 +36,7 @@ def _draw_missing(heading: str, text: str) -> None:
     st.html(markup.title("Incident"))
     st.html(markup.notice(text, "degraded", heading))
     if st.button("Show all incidents", type="primary"):
-        routes.open_incidents()
+        routes.open_page("incidents")
 
 
 def _body(identity: str) -> None:
@@ -208,7 +208,8 @@ def _history(detail: IncidentDetail, now: int) -> None:
         st.html(markup.section("Timeline", "newest first"))
         _timeline(detail, now)
         if detail.explanation is not None and detail.explanation.explained:
-            note = f"{detail.explanation.explained_count:,} findings that this cause explains"
+            found = amount(detail.explanation.explained_count, "finding", "findings")
+            note = f"{found} that this cause explains"
             rows = cause_and_impact.explained_rows(detail.explanation.explained, now)
             st.html(markup.section("Explained by the cause", note))
             st.html(markup.table(("Onset", "Entity", "How it shows", "Path"), rows, ""))
@@ -221,9 +222,8 @@ def _history(detail: IncidentDetail, now: int) -> None:
         st.html(markup.section("Comments and history", STATE[detail.incident.state]))
         changes = history_rows(detail.history, now)
         st.html(markup.table(("Time", "User", "Change", "Comment"), changes, "No changes since it opened."))
-        if routes.has_page("audit"):
-            audit = Link("Audit of this incident", routes.href("audit", target=detail.incident.id))
-            st.html(f'<p class="fp-empty">{as_markup(audit)}</p>')
+        audit = Link("Audit of this incident", routes.href("audit", target=detail.incident.id))
+        st.html(f'<p class="fp-empty">{as_markup(audit)}</p>')
 
 
 def history_rows(history: Sequence[Change], now: int) -> list[tuple[str, str, str, str]]:

@@ -53,7 +53,7 @@ def _body() -> None:
     bar = st.container()
     titles = {i.id: plain(i.summary) for i in found.incidents}
     may = identity.may_write("incidents/ID/acknowledge")
-    events = selectable_list(
+    selected = selectable_list(
         found.incidents,
         answer.fetched,
         f"incidents-{query.show}",
@@ -63,12 +63,10 @@ def _body() -> None:
         lambda: _switch_mine(query),
     )
     with bar:
-        _bulk([i for i in found.incidents if i.id in events.selected], found.labels)
+        _bulk([i for i in found.incidents if i.id in selected], found.labels)
         if not found.incidents:
             _draw_empty(query, answer)
     _pages(query, found.total)
-    if events.picked:
-        routes.open_incident(events.picked)
 
 
 def _fetch() -> tuple[ListQuery, snapshot.CachedAnswer[IncidentPage]]:
@@ -78,7 +76,7 @@ def _fetch() -> tuple[ListQuery, snapshot.CachedAnswer[IncidentPage]]:
     found = answer.value
     if found is None or found.incidents or not found.total or query.page == 1:
         return query, answer
-    _set("page", "")
+    routes.change_query(page="")
     query = replace(query, page=1)
     return query, snapshot.fetch(parse_incident_page, "incidents", **query.api_parameters())
 
@@ -87,8 +85,7 @@ def _switch_mine(query: ListQuery) -> None:
     """Shows only the incidents of the person who looks, or those of all again."""
     who = identity.current()
     own = "" if isinstance(who, identity.Stranger) else who.name
-    _set("assignee", "" if query.assignee == own else own)
-    _set("page", "")
+    routes.change_query(assignee="" if query.assignee == own else own, page="")
 
 
 def headline(counts: Mapping[str, int], query: ListQuery) -> str:
@@ -151,23 +148,13 @@ def _filter_form(query: ListQuery) -> None:
         group = st.selectbox("Group by", list(GROUPS), list(GROUPS).index(query.group), format_func=lambda k: GROUPS[k])
         if st.form_submit_button("Show", type="primary"):
             lines = silencing.split_matchers(matchers)
-            st.query_params["filter"] = lines
-            for name, value in (("assignee", assignee.strip()), ("sort", sort), ("group", group), ("page", "")):
-                _set(name, str(value or ""))
+            asked = {"assignee": assignee.strip(), "sort": sort or "", "group": group or "", "page": ""}
+            routes.change_query(filter=lines, **asked)
             st.rerun(scope="fragment")
 
 
 def _write(name: str, key: str) -> None:
-    _set(name, str(st.session_state.get(key) or "").strip())
-    _set("page", "")
-
-
-def _set(name: str, value: str) -> None:
-    """Writes a parameter of the address; an empty one is removed."""
-    if value:
-        st.query_params[name] = value
-    elif name in st.query_params:
-        del st.query_params[name]
+    routes.change_query(**{name: str(st.session_state.get(key) or "").strip(), "page": ""})
 
 
 def _active(query: ListQuery) -> list[str]:
@@ -243,7 +230,7 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
         if taker := draw_popover(row, "Assign", "bulk-assign"):
             with taker:
                 _assign_form([i.id for i in chosen if i.state != "resolved"])
-        if box := draw_popover(row, "Silence", "bulk-silence"):
+        if box := draw_popover(row, "Silence", "bulk-silence", path="silences"):
             with box:
                 silencing.draw_form("bulk-form", chosen, labels, "bulk-silence")
         else:

@@ -48,10 +48,12 @@ Floats = NDArray[np.float64]
 
 
 class SlowRank(BaseModel):
-    """A rank that is late. now: lateness of the newest columns.  share: of all columns in which it was late."""
+    """A rank that is late. row: of the strip.  now: lateness of the newest columns.  share: of all columns in which it
+    was late."""
 
     model_config = ConfigDict(extra="forbid")
     rank: str
+    row: int
     stage: str | None
     gpu: str | None
     node: str | None
@@ -147,7 +149,7 @@ def _build(service: ApiContext, job: str, hours: float, first: int, number: int 
         "late": LATE,
         "measured": late.signal,
         "late_ranks": int((now_late >= LATE).sum()),
-        "slow": _list_slow(topology, names, values, now_late),
+        "slow": _list_slow(topology, names, values, now_late, per_row),
         "as_of": iso(now),
     }
 
@@ -235,7 +237,9 @@ def encode_levels(lateness: Floats) -> NDArray[np.uint8]:
     return np.where(np.isfinite(lateness), levels, NONE).astype(np.uint8)
 
 
-def _list_slow(topology: Topology, names: Sequence[str], values: Floats, now_late: Floats) -> list[dict[str, Any]]:
+def _list_slow(
+    topology: Topology, names: Sequence[str], values: Floats, now_late: Floats, per_row: int
+) -> list[dict[str, Any]]:
     """Returns the ranks that are late now, or were late for longest."""
     known = np.isfinite(values).sum(axis=1)
     late = (np.nan_to_num(values) >= LATE).sum(axis=1)
@@ -246,6 +250,7 @@ def _list_slow(topology: Topology, names: Sequence[str], values: Floats, now_lat
     return [
         {
             "rank": names[i],
+            "row": i // per_row,
             "stage": topology.ancestor_of_kind(names[i], "stage"),
             "gpu": _parent(topology, names[i], "gpu"),
             "node": _parent(topology, names[i], "node"),

@@ -100,7 +100,8 @@ def strip_table(
     levels[late % shown, columns * 2 // 3 :] = 206
     levels[(late + 9) % shown, columns // 3 : columns // 2] = 0
     per_row = -(-ranks // shown)
-    slow = {"rank": f"rank:81.{late}", "stage": "stage:81.0", "gpu": "gpu:n003.1", "node": "node:n003"}
+    slow: dict[str, Any] = {"rank": f"rank:81.{late}", "stage": "stage:81.0", "gpu": "gpu:n003.1", "node": "node:n003"}
+    slow["row"] = late // per_row
     return {
         "job": "job:81",
         "start": ago(3600),

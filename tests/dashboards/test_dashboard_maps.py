@@ -88,8 +88,6 @@ def test_tables_have_each_group_and_each_node_of_a_state_with_links() -> None:
     assert 'href="incident?id=A1"' in critical
     assert "n2" not in critical
     assert "&lt;b&gt;" in table.node_table(found, layout, "ok")
-    assert table.incidents_of(found, layout, "node:n2") == ("B2",)
-    assert table.incidents_of(found, layout, "node:none") == ()
 
 
 def test_an_empty_fleet_is_a_map_without_cells() -> None:

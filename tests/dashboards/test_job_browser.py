@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,26 @@ def test_a_slow_job_opens_from_the_list_and_its_late_rank_from_the_strip(site: A
     assert "+31 % against its stage" in said.inner_text()
     page.keyboard.press("Enter")
     page.wait_for_url("**/node?*gpu*n002.1*")
+
+
+def test_n_follows_the_table_of_late_ranks_and_passes_over_noise(site: Any, chrome: Any) -> None:
+    url, api = site
+    table = strip_table()
+    levels = bytearray(base64.b64decode(table["levels"]))
+    levels[3 * 180 + 150] = 96  # +9 % in one cell of rank 3
+    levels[40 * 180 : 41 * 180] = bytes([176]) * 180
+    second = {**table["slow"][0], "rank": "rank:81.40", "row": 40, "gpu": "gpu:n005.0"}
+    late = {"levels": base64.b64encode(levels).decode(), "slow": [*table["slow"], second]}
+    api.answers["rank-strip"] = table | late
+    page = opened(chrome, f"{url}/jobs?entity=job:81&range=1h&first=0&ranks=64&live=0")
+    page.get_by_role("link", name="rank 40 of job 81").first.wait_for()
+    page.locator(STRIP).focus()
+    said = []
+    for _ in range(3):
+        page.keyboard.press("n")
+        said.append(page.locator(".strip .said").inner_text().partition(",")[0])
+    assert said == ["rank 17", "rank 40", "rank 17"]
+    api.answers |= answers()
 
 
 def test_a_click_on_many_ranks_shows_them(site: Any, chrome: Any) -> None:

@@ -136,8 +136,9 @@ def test_jobs_that_are_not_known_and_an_absent_api_are_said(site: Any) -> None:
 
 def test_a_strip_of_16384_ranks_is_small() -> None:
     strip = parse_strip(strip_table(16_384))
-    data = strip_data(strip, False, "rank:81.32")
+    data = strip_data(strip, False, "jobs?entity=job%3A81", "rank:81.32")
     assert (strip.rows, strip.per_row, data["highlight"]) == (512, 32, 1)
+    assert data["lateRows"] == [0]  # of rank 17
     assert len(str(data["levels"])) < 130_000  # base64 of 92 kB
     assert len(data["times"]) <= 9  # type: ignore[arg-type]
 

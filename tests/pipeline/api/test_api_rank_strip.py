@@ -57,6 +57,7 @@ def test_a_slow_rank_is_a_row_of_high_levels_with_its_gpu_and_node(client, one_s
     assert set(known[5].tolist()) - {0} == {round((0.2 - LOW) / STEP) + 1}
     assert (levels[:, 0] == 0).all()  # before the first reading
     (slow,) = found["slow"]
+    assert found["labels"][slow["row"]] == slow["rank"]
     assert (slow["rank"], slow["node"], round(slow["now"], 3), slow["share"]) == ("rank:81.5", "node:n3", 0.2, 1.0)
     assert found["late_ranks"] == 1
 
