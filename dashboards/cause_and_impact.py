@@ -10,19 +10,12 @@ from dashboards.detail_answers import Explained, Impact, ImpactedJob
 from dashboards.links import Link, Text, detector_link, entity_link, incident_link
 from dashboards.words import age, amount, clock, joined, percent, plain, quantity, recommended_action
 from pipeline.model.entity_names import entity_name
-from pipeline.model.loss_owner import describe_pace, find_owner
+from pipeline.model.job_effect import describe_effect, split_doubt
+from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND, Incident
 
 MAX_ALTERNATIVES = 3
 """Other causes that are listed; the rest is less likely. Chosen."""
-_JOB_STATES = {
-    "slow": "slow",
-    "hanging": "hanging",
-    "lost": "lost",
-    "ended": "ended",
-    "unaffected": "not affected",
-    "unknown": "effect unknown",
-}
 
 
 def cause_rows(detail: IncidentDetail) -> list[tuple[str, Text]]:
@@ -61,6 +54,8 @@ def impact_lines(impact: Impact) -> list[str]:
         if impact.cost is not None:
             total, hourly, currency = impact.cost
             loss += f" ({quantity(total)} {currency}, {quantity(hourly)} {currency} per hour)"
+    elif any(split_doubt(job.basis)[0] for job in impact.jobs):
+        loss = "no GPU-hours lost to slowness so far"  # wrong results may cost all since then
     else:
         loss = "no GPU-hours lost so far"
     owners = {owner: None for j in impact.jobs if (owner := find_owner(j.basis))}
@@ -86,17 +81,8 @@ def _job_name(job: ImpactedJob) -> str:
 
 
 def job_effect(job: ImpactedJob) -> str:
-    """Returns `31 % slower than before the onset: step time 1.92 s, was 1.47 s`, that it recovered, or the state with
-    the reason why the slowdown is not measured."""
-    if job.state == "unaffected" and job.lost_gpu_hours and job.basis:
-        return f"recovered: {job.basis}"
-    if job.slowdown is not None and job.state in ("slow", "unaffected"):
-        slower = f"{percent(job.slowdown)} slower" if job.state == "slow" else "not slower"
-        return describe_pace(slower, job.basis)
-    text = _JOB_STATES.get(job.state, job.state)
-    if job.state == "ended":
-        return job.basis or text
-    return f"{text}: {job.basis}" if job.basis and job.state == "unknown" else text
+    """Returns `31 % slower than before the onset: step time 1.92 s, was 1.47 s`, or what else is known."""
+    return describe_effect(job.state, job.slowdown, job.basis)
 
 
 def action_text(detail: IncidentDetail) -> str:

@@ -31,7 +31,8 @@ from dashboards.words import (
     with_entity_names,
 )
 from pipeline.model.entity_names import entity_name
-from pipeline.model.loss_owner import describe_pace, find_owner
+from pipeline.model.job_effect import describe_effect
+from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND
 
 SLOWER = 0.03
@@ -232,16 +233,6 @@ def _cause(open_: Sequence[Harm]) -> str:
     return "no incident reaches it" if worst is None else f"cause: {shorten(plain(worst.summary), 60, placeholder='…')}"
 
 
-def _effect(harm: Harm) -> str:
-    """Returns the effect as on the page of the incident: how much slower, that it recovered, or why it is unknown."""
-    if harm.state in ("slow", "unaffected") and harm.slowdown is not None:
-        if harm.state == "unaffected" and harm.lost_gpu_hours:
-            return f"recovered: {harm.basis}" if harm.basis else "recovered"
-        slower = f"{percent(harm.slowdown).removeprefix('+')} slower" if harm.state == "slow" else "not slower"
-        return describe_pace(slower, harm.basis)
-    return f"{harm.state}: {harm.basis}" if harm.basis else harm.state
-
-
 def _severity(harm: Harm) -> str:
     return badge(SEVERITY_OF.get(harm.severity, harm.severity).upper(), TONES.get(harm.severity, "quiet"))
 
@@ -252,7 +243,7 @@ def harms(found: Sequence[Harm], now: int) -> str:
         (
             f"{as_markup(incident_link(h.id))} {_severity(h)}",
             escape(plain(h.summary)),
-            escape(_effect(h)),
+            escape(describe_effect(h.state, h.slowdown, h.basis)),
             escape(
                 f"since {ago(h.onset, now)}"
                 if h.resolved is None

@@ -12,12 +12,13 @@ from typing import Any
 
 from pipeline.config.sections import Impact
 from pipeline.incidents.cases import SEVERITIES, Change
+from pipeline.incidents.doubt import DoubtBook
 from pipeline.incidents.job_loss import EARLIER, HOUR, SUFFERS, UNCOUNTED, Fact, JobLoss, Moment, read_fact
 from pipeline.incidents.job_pace import JobPace
 from pipeline.incidents.jobs import JobBook
 from pipeline.incidents.reach import Reach, find_reach, natural_order, split_nodes
 from pipeline.model.entity_names import KINDS, entity_name
-from pipeline.model.loss_owner import describe_pace
+from pipeline.model.job_effect import describe_effect, split_doubt
 from pipeline.model.records import SECOND, Finding, Incident, iso
 
 EVERY = 10 * SECOND
@@ -53,8 +54,13 @@ class Tracked:
         return 0.0 if self.frozen else sum(job.rate for job in self.jobs.values())
 
     def listed(self) -> list[JobLoss]:
-        """Returns the jobs to show, those that lose most first. A job beside the fault is shown only if it suffers."""
-        shown = [j for j in self.jobs.values() if j.job in self.reach.jobs or j.lost or j.state in SUFFERS]
+        """Returns the jobs to show, those that lose most first. A job beside the fault is shown only if it suffers, or
+        its results are in doubt."""
+        shown = [
+            j
+            for j in self.jobs.values()
+            if j.job in self.reach.jobs or j.lost or j.state in SUFFERS or j.doubt is not None
+        ]
         return sorted(shown, key=lambda j: (-j.rate, -j.lost, natural_order(j.job)))
 
 
@@ -69,6 +75,7 @@ class ImpactBook:
         self.tracked: dict[str, Tracked] = {}
         self.dirty: dict[str, Tracked] = {}
         self.facts: dict[str, Fact] = {}
+        self.doubts = DoubtBook()
         self._turn: list[str] = []
         self._measured = 0
         self._index: dict[str, list[Tracked]] = {}  # job -> incidents that have it, of one round
@@ -133,6 +140,17 @@ class ImpactBook:
                 self.facts.pop(f.entity, None)
             elif (fact := read_fact(f)) is not None:
                 self.facts[f.entity] = fact
+            if self.doubts.note(f):
+                self._take_back_doubts(f.entity)
+
+    def _take_back_doubts(self, entity: str) -> None:
+        """Drops the doubts of the incidents of an entity; those that others still give come back at once."""
+        for tracked in self.tracked.values():
+            if entity in (tracked.incident.cause, *tracked.incident.members):
+                for loss in tracked.jobs.values():
+                    loss.doubt = None
+                self._doubt_jobs(tracked)
+                self.dirty[tracked.incident.id] = tracked
 
     # --- measurement --------------------------------------------------------------------------------
 
@@ -142,6 +160,7 @@ class ImpactBook:
             return
         self._measured = time
         self.facts = {e: f for e, f in self.facts.items() if 0 <= time - f.time <= FACTS_LAST}
+        self.doubts.drop_old(time)
         if not self._turn:
             self._turn = list(self.tracked)
         now, self._turn = self._turn[:MOST_MEASURED], self._turn[MOST_MEASURED:]
@@ -155,12 +174,19 @@ class ImpactBook:
         fresh = tracked.version != self.jobs.places.version
         if fresh:
             self._renew_reach(tracked)
-        if not tracked.jobs:
-            return fresh
-        before = [(j.state, j.lost, j.basis) for j in tracked.jobs.values()]
+        before = [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
+        self._doubt_jobs(tracked)
         for loss in tracked.jobs.values():
-            self._judge(tracked, loss, time)
-        return fresh or before != [(j.state, j.lost, j.basis) for j in tracked.jobs.values()]
+            if loss.reached:
+                self._judge(tracked, loss, time)
+        return fresh or before != [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
+
+    def _doubt_jobs(self, tracked: Tracked) -> None:
+        """Notes since when the results of jobs are in doubt, also of jobs that left the device before the onset."""
+        for name, since in self.doubts.find(tracked.incident, tracked.reach.jobs).items():
+            if name not in tracked.jobs:
+                self._add_job(tracked, name).reached = False
+            tracked.jobs[name].doubt = since
 
     def _renew_reach(self, tracked: Tracked) -> None:
         incident, places = tracked.incident, self.jobs.places
@@ -170,14 +196,19 @@ class ImpactBook:
         }
         tracked.reach, tracked.version = replace(found, jobs={**found.jobs, **gone}), places.version
         for name in (*tracked.reach.jobs, *sorted(found.beside)):
-            job = self.jobs.jobs.get(name)
-            loss = tracked.jobs.get(name)
-            if loss is None:
-                started = incident.onset if job is None else max(incident.onset, job.started)
-                loss = tracked.jobs[name] = JobLoss(name, started, restarted=incident.onset)
-            if job is not None and job.ended is None:
-                loss.gpus, loss.name, loss.account = job.gpus, job.name, job.account
+            loss = self._add_job(tracked, name)
+            loss.reached = True
             loss.ranks = tracked.reach.jobs.get(name, loss.ranks)
+
+    def _add_job(self, tracked: Tracked, name: str) -> JobLoss:
+        """Returns the loss of a job in an incident, a new one if it had none, with what is known of the job now."""
+        job, loss, onset = self.jobs.jobs.get(name), tracked.jobs.get(name), tracked.incident.onset
+        if loss is None:
+            started = onset if job is None else max(onset, job.started)
+            loss = tracked.jobs[name] = JobLoss(name, started, restarted=onset)
+        if job is not None and job.ended is None:
+            loss.gpus, loss.name, loss.account = job.gpus, job.name, job.account
+        return loss
 
     def _judge(self, tracked: Tracked, loss: JobLoss, time: int) -> None:
         """Sets the state of a job, and counts what it lost since it was counted last."""
@@ -224,7 +255,7 @@ class ImpactBook:
         if self._indexed != key:
             self._index, self._indexed = {}, key
             for tracked in self.tracked.values():
-                for name in tracked.jobs:
+                for name in (name for name, loss in tracked.jobs.items() if loss.reached):
                     self._index.setdefault(name, []).append(tracked)
         return self._index.get(job, [])
 
@@ -303,8 +334,11 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
     suffering = [j for j in impact["jobs"] if j["state"] in SUFFERS]
     shown = [_describe_job(j) for j in suffering[:3]]
     shown += [f"{len(suffering) - 3} more jobs suffer"] if len(suffering) > 3 else []
-    others = impact["job_count"] - len(suffering)
-    if not suffering and others:
+    doubtful = [j for j in impact["jobs"] if j not in suffering and split_doubt(j["basis"])[0]]
+    shown += [f"{entity_name(j['job'])}: {split_doubt(j['basis'])[0]}" for j in doubtful[:3]]
+    shown += [f"results of {_count(len(doubtful) - 3, 'job')} more in doubt"] if len(doubtful) > 3 else []
+    others = impact["job_count"] - len(suffering) - len(doubtful)
+    if not suffering and not doubtful and others:
         names = entity_name(impact["jobs"][0]["job"]) if others == 1 else f"{others} jobs"
         ranks = sum(j["ranks"] for j in impact["jobs"])
         shown.append(f"reaches {_count(ranks, 'rank')} of {names}, {_describe_calm(impact['jobs'])}")
@@ -326,7 +360,7 @@ def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
     if "ended" not in states:
         if len(jobs) > 1:
             return "none slower than before the onset"
-        return describe_pace("not slower", jobs[0]["basis"])
+        return describe_effect(states[0], jobs[0]["slowdown"], jobs[0]["basis"])
     return str(jobs[0]["basis"]) if len(jobs) == 1 else f"{states.count('ended')} ended"
 
 
@@ -355,7 +389,8 @@ def _describe_job(job: Mapping[str, Any]) -> str:
     state = f"{100 * job['slowdown']:.0f} % slower" if job["state"] == "slow" else _WORDS[job["state"]]
     ranks = job["rank_names"]
     rank = f", {entity_name(ranks[0]).partition(' of ')[0]}" if len(ranks) == 1 and job["ranks"] == 1 else ""
-    return f"{name} {state}{rank}, {_count(job['gpus'], 'gpu')}"
+    doubt = f", {found}" if (found := split_doubt(job["basis"])[0]) else ""
+    return f"{name} {state}{rank}, {_count(job['gpus'], 'gpu')}{doubt}"
 
 
 _WORDS = {"hanging": "hangs", "lost": "is lost"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import duckdb
@@ -17,6 +17,7 @@ from pipeline.incidents.impact import ImpactBook, Tracked
 from pipeline.incidents.job_loss import HOUR, JobLoss
 from pipeline.incidents.job_pace import KEPT_MINUTES, MINUTE, Minute
 from pipeline.incidents.jobs import KEPT, Job, JobBook
+from pipeline.model.job_effect import read_doubt, split_doubt
 from pipeline.model.records import SECOND, Incident, iso
 
 WRITE_EVERY = 30 * SECOND
@@ -103,7 +104,7 @@ class ImpactWriter:
             cost = found["cost"] or {"amount": None, "currency": None}
             numbers = (found[name] for name in ("gpus", "nodes", "ranks", "job_count"))
             lost = (found["lost_gpu_hours"], found["lost_gpu_hours_per_hour"])
-            state = json.dumps([asdict(loss) for loss in tracked.jobs.values()])
+            state = json.dumps([_encode_loss(loss) for loss in tracked.jobs.values()])
             about = (cost["amount"], cost["currency"], tracked.frozen, json.dumps(found), state)
             rows.append((id_, tracked.measured, *numbers, *lost, *about))
             jobs += [(id_, *_job_row(loss, tracked.frozen)) for loss in tracked.listed()]
@@ -115,11 +116,17 @@ class ImpactWriter:
             connection.execute(_IMPACT_JOBS, [list(column) for column in zip(*jobs, strict=True)])
 
 
+def _encode_loss(loss: JobLoss) -> dict[str, Any]:
+    """Returns a loss as it is stored: the doubt is in `basis`, so that the version before can read it as well."""
+    values = {name: value for name, value in asdict(loss).items() if name not in ("doubt", "reached")}
+    return {**values, "basis": loss.effect}
+
+
 def _job_row(loss: JobLoss, frozen: bool) -> tuple[Any, ...]:
     rate = 0.0 if frozen else loss.rate
     return (
         *(loss.job, loss.state, loss.slowdown, loss.gpus, len(loss.ranks)),
-        *(loss.lost / HOUR, rate, loss.basis),
+        *(loss.lost / HOUR, rate, loss.effect),
     )
 
 
@@ -178,8 +185,14 @@ def load_losses(connection: duckdb.DuckDBPyConnection, incident: str) -> dict[st
 
 
 def _decode_losses(text: str) -> dict[str, JobLoss]:
-    losses = (JobLoss(**{**values, "ranks": tuple(values["ranks"])}) for values in json.loads(text))
-    return {loss.job: loss for loss in losses}
+    return {values["job"]: _decode_loss(values) for values in json.loads(text)}
+
+
+def _decode_loss(values: Mapping[str, Any]) -> JobLoss:
+    doubt, basis = split_doubt(values["basis"])
+    known = {field.name: values[field.name] for field in fields(JobLoss) if field.name in values}
+    more = {"basis": basis, "doubt": read_doubt(doubt), "reached": not doubt or bool(basis)}
+    return JobLoss(**{**known, **more, "ranks": tuple(values["ranks"])})
 
 
 def read_impact(cursor: duckdb.DuckDBPyConnection, incident: str) -> dict[str, Any] | None:

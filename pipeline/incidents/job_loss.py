@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipeline.incidents.job_pace import MINUTE, SLOWER, JobPace
 from pipeline.model.entity_names import entity_name, short_duration
+from pipeline.model.job_effect import name_doubt
 from pipeline.model.loss_owner import PAST, STEP_TIME, name_owner
 from pipeline.model.records import SECOND, Finding, iso
 
@@ -25,7 +26,10 @@ UNCOUNTED = 5 * MINUTE
 """Time that is counted only once it is clear whether the job is slower (us): that takes up to two minutes. Chosen."""
 MOST_RANKS = 8
 """Ranks that are listed for a job. Chosen: what a line shows."""
-JobState = Literal["slow", "hanging", "lost", "ended", "unaffected", "unknown"]
+RECOVERED = MINUTE
+"""Loss of all GPUs of a job (us) from which a job at its old pace has recovered; below it was never slower. Chosen: a
+minute of steps, the least that is measured."""
+JobState = Literal["slow", "hanging", "lost", "ended", "recovered", "unaffected", "unknown"]
 SUFFERS: frozenset[JobState] = frozenset({"slow", "hanging", "lost"})
 
 
@@ -69,7 +73,8 @@ class JobLoss:
     """One job in one incident. lost: GPU time without use (GPU us).  counted: event time up to which it is counted.
 
     base: its step time before the onset (s).  share: of its GPUs that is lost now.  stopped: it ended while it hung or
-    was lost, so that the time until it runs again is lost too.
+    was lost, so that the time until it runs again is lost too.  doubt: since when its results are in doubt; 0: it is
+    not known since when; None: they are not.  reached: false for a job that left before, of which only that is known.
     """
 
     job: str
@@ -86,11 +91,18 @@ class JobLoss:
     account: str = ""
     stopped: bool = False
     restarted: int = 0
+    doubt: int | None = None
+    reached: bool = True
 
     @property
     def rate(self) -> float:
         """GPU-hours lost per hour now."""
         return self.share * self.gpus
+
+    @property
+    def effect(self) -> str:
+        """What explains the state, with the doubt about its results."""
+        return name_doubt(self.basis, self.doubt)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the job in the form of the API."""
@@ -102,7 +114,7 @@ class JobLoss:
             "ranks": len(self.ranks),
             "rank_names": list(self.ranks[:MOST_RANKS]),
             "slowdown": None if self.slowdown is None else round(self.slowdown, 4),
-            "basis": self.basis,
+            "basis": self.effect,
             "state": self.state,
             "lost_gpu_hours": round(self.lost / HOUR, 3),
             "lost_gpu_hours_per_hour": round(self.rate, 3),
@@ -185,7 +197,8 @@ class JobLoss:
         self.slowdown, self.share = ratio - 1, 0.0
         self.basis = f"{STEP_TIME}{format_seconds(recent)}, was {format_seconds(base)}{PAST}"
         if ratio < 1 + SLOWER:
-            self.state, self.counted = "unaffected", max(self.counted, end - UNCOUNTED)
+            self.state = "recovered" if self.gpus and self.lost >= self.gpus * RECOVERED else "unaffected"
+            self.counted = max(self.counted, end - UNCOUNTED)
             return
         self.state = "slow"
         if now.owner != now.mine:

@@ -13,6 +13,7 @@ from dashboards.jobs.answers import Harm
 from dashboards.jobs.markup import harms
 from dashboards.links import Link
 from dashboards.views import silencing
+from pipeline.model.job_effect import name_doubt
 from pipeline.model.loss_owner import name_owner
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, OPERATOR, incident_table
@@ -271,14 +272,27 @@ def test_a_job_without_a_measured_slowdown_says_why() -> None:
     assert isinstance(cause_and_impact.job_rows(job)[0][0], Link)
 
 
-def test_a_job_that_runs_as_before_has_recovered_if_it_lost_time() -> None:
+def test_a_job_that_runs_as_before_has_recovered_if_the_pipeline_says_that_it_was_slow() -> None:
     basis = "step time 4.61 s, was 4.58 s before the onset"
-    now = {"slowdown": 0.007, "state": "unaffected", "basis": basis}
-    hit, never_hit = ({**IMPACT["jobs"][0], **now, "lost_gpu_hours": lost} for lost in (25.8, 0.0))
+    now = {"slowdown": 0.007, "basis": basis, "lost_gpu_hours": 0.077}
+    hit, never_hit = ({**IMPACT["jobs"][0], **now, "state": state} for state in ("recovered", "unaffected"))
     impact = detail_answers.parse_impact({**IMPACT, "jobs": [hit, never_hit]})
     assert impact is not None
     compared = "not slower than before the onset: step time 4.61 s, was 4.58 s"
     assert [cause_and_impact.job_effect(job) for job in impact.jobs] == [f"recovered: {basis}", compared]
+
+
+def test_results_in_doubt_are_the_effect_on_the_pages_of_incident_and_job_and_no_loss_is_denied() -> None:
+    basis = name_doubt("step time 4.61 s, was 4.58 s before the onset", NOW)
+    none = {"lost_gpu_hours": 0.0, "lost_gpu_hours_per_hour": 0.0}
+    job = {**IMPACT["jobs"][0], **none, "slowdown": 0.007, "state": "unaffected", "basis": basis}
+    impact = detail_answers.parse_impact({**IMPACT, **none, "jobs": [job]})
+    assert impact is not None
+    doubt = f"results in doubt since {iso(NOW)[:19]}Z"
+    assert cause_and_impact.job_effect(impact.jobs[0]) == doubt
+    assert cause_and_impact.impact_lines(impact)[1] == "no GPU-hours lost to slowness so far"
+    harm = Harm("A1", "GPU 1: wrong results", "page", NOW, None, "unaffected", 0.007, basis, 0.0, "sdc")
+    assert f">{doubt}<" in harms([harm], NOW)
 
 
 @pytest.mark.parametrize("basis", ["step time 1.92 s, was 1.47 s before the onset", ""])

@@ -130,7 +130,7 @@ def test_a_hang_that_ends_is_counted_until_the_first_step_after_it() -> None:
     world.run(20, j81=0)
     world.run(30)
     job = world.job()
-    assert job["state"] == "unaffected"
+    assert job["state"] == "recovered"
     assert job["lost_gpu_hours"] == pytest.approx(48 / 3, rel=0.01)
 
 
