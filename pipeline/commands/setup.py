@@ -11,33 +11,45 @@ from pipeline.api import tokens
 from pipeline.commands import setup_receiver, units
 from pipeline.commands.setup_answers import Answers, Ask, ask_all
 from pipeline.commands.setup_files import PreparedFiles
-from pipeline.config.files import read_table
+from pipeline.config.files import HOST, read_table
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
 from pipeline.runtime.systemd import UNIT_FOLDER
 
-FOLDER = Path("/etc/fleetpulse")
 
-
-def run_setup(given: argparse.Namespace, ask: Ask, packaged: bool | None = None, etc: Path = Path("/etc")) -> list[str]:
+def run_setup(
+    given: argparse.Namespace,
+    ask: Ask,
+    packaged: bool | None = None,
+    etc: Path = Path("/etc"),
+    of_units: Path = HOST,
+) -> list[str]:
     """Writes the configuration and, on a server, tokens and the secret of a receiver. Returns the lines to print.
 
     The configuration is the last, as it names the others: after an error the same command can be repeated. Raises
     Refused if a configuration exists, UsageError or ConfigError for an answer that cannot work or a file that cannot be
-    written.
+    written. of_units: the file that the units read; they, their drop-ins and their secrets have no part in another.
     """
     has_units = given.units or UNIT_FOLDER.is_dir() if packaged is None else packaged
     where = (units.find_units(), units.find_program()) if given.units else None
-    path = Path(given.config or (FOLDER / "fleetpulse.toml" if has_units else "fleetpulse.toml"))
+    path = Path(given.config or (of_units if has_units else "fleetpulse.toml"))
+    is_theirs = path.absolute() == of_units.absolute()
+    if where is not None and not is_theirs:
+        raise UsageError(
+            f"setup --units: --config {path}: the units read {of_units}; expected that file, or no --units"
+        )
     _check_target(path, given.replace)
-    answers = ask_all(given, ask, has_units)
+    answers = ask_all(given, ask, has_units and is_theirs)
     with PreparedFiles() as files:
         said = _prepare(files, answers, path, etc)
         if where is not None:
             said += units.install_units(answers.role, *where)
         files.place()
     program = str(where[1]) if where is not None else None
+    if has_units and not is_theirs:
+        said.append(f"unit: none reads {path}, and none was changed; they read {of_units}. It is for commands with")
+        said.append(f"    --config {path}, or FLEETPULSE_CONFIG")
     return [*said, "", "Next:", *(f"    {command}" for command in next_commands(answers, path, program))]
 
 
@@ -52,6 +64,8 @@ def _prepare(files: PreparedFiles, answers: Answers, path: Path, etc: Path) -> l
     said = []
     if receiver is not None:
         said += setup_receiver.prepare_secret(files, receiver, secret, etc if answers.packaged else None)
+    elif answers.packaged and _has_keys(path):
+        said += setup_receiver.remove_secret(files, secret, etc, path)
     if token_file is not None and not token_file.exists():
         files.prepare(token_file, tokens.write_initial_tokens().encode(), 0o600)
         said.append(f"tokens: {token_file} written, for {' and '.join(tokens.INITIAL_USERS)}")

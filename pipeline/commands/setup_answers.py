@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,6 +67,8 @@ def _check_flags(given: argparse.Namespace) -> None:
     for flag, check in ((given.site, _check_site), (given.gpus, lambda gpus: _check_gpus(str(gpus)))):
         if flag is not None:
             check(flag)
+    if given.kafka is not None and (given.kafka or given.role):
+        _check_kafka(given.role, given.kafka)
     if given.webhook and given.role != "node":
         _check_webhook(given.webhook)
 
@@ -91,7 +94,7 @@ def _check_kafka(role: str, text: str) -> None:
 
 
 def _check_gpus(text: str) -> None:
-    if not (text.isascii() and text.isdecimal()) or int(text) > MOST_GPUS:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) > MOST_GPUS:
         raise UsageError(f"setup: GPUs {text[:60]!r}: expected a number from 0 to {MOST_GPUS}, such as 8")
 
 

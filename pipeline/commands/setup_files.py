@@ -18,6 +18,7 @@ class PreparedFiles:
     def __init__(self) -> None:
         self._drafts: dict[Path, Path] = {}
         self._placed: list[Path] = []
+        self._stale: list[Path] = []
 
     def __enter__(self) -> PreparedFiles:
         """Returns itself."""
@@ -51,8 +52,13 @@ class PreparedFiles:
             raise UsageError(f"setup: {source}: {error.strerror}; expected to run as root") from error
         self.prepare(path, content, mode)
 
+    def remove(self, path: Path) -> None:
+        """Has `place` remove a file that no other names any more, after all are written."""
+        self._stale.append(path)
+
     def place(self) -> None:
-        """Gives each file its name. Raises UsageError, which says what was written and what was not."""
+        """Gives each file its name, and removes stale ones. Raises UsageError, which says what was written and what
+        was not."""
         for path, draft in list(self._drafts.items()):
             try:
                 os.replace(draft, path)
@@ -60,6 +66,11 @@ class PreparedFiles:
                 raise self._explain(error, path) from error
             del self._drafts[path]
             self._placed.append(path)
+        for path in self._stale:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise self._explain(error, path) from error
 
     def _explain(self, error: OSError, path: Path) -> UsageError:
         written = ", ".join(map(str, self._placed))

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.setup_files import PreparedFiles
+from pipeline.config.files import list_files
 from pipeline.http.addresses import parse_host
 from pipeline.model.errors import UsageError
 from pipeline.runtime.private_files import FILE
 from pipeline.runtime.systemd import CREDENTIALS
 
 NAME = "on-call"
+USUAL = "fleetpulse"
+"""Name of a configuration without its suffix, unless somebody chose another."""
 UNIT = "fleetpulse-pipeline.service"
 _SECTIONS = (
     (re.compile(r"hooks\.slack(-gov)?\.com"), "notify.slack"),
@@ -61,8 +64,9 @@ def parse_receiver(address: str) -> SecretReceiver:
 
 
 def find_secret_file(configuration: Path) -> Path:
-    """Returns the file beside the configuration."""
-    return configuration.absolute().parent / f"{NAME}.secret"
+    """Returns the file beside the configuration; each configuration of a folder has its own."""
+    prefix = "" if configuration.stem == USUAL else f"{configuration.stem}."
+    return configuration.absolute().parent / f"{prefix}{NAME}.secret"
 
 
 def find_copy(file: Path) -> Path:
@@ -76,6 +80,27 @@ def prepare_secret(files: PreparedFiles, receiver: SecretReceiver, file: Path, e
     said = [f"receiver: [[{receiver.section}]] {NAME}; its {receiver.key.removesuffix('_file')} is in {file}"]
     if etc is None:
         return said
-    drop_in = etc / "systemd/system" / f"{UNIT}.d" / f"{NAME}.conf"
+    drop_in = _find_drop_in(etc)
     files.prepare(drop_in, f"[Service]\nLoadCredential={file.name}:{file}\n".encode(), 0o644)
     return [*said, f"unit: {drop_in} written"]
+
+
+def remove_secret(files: PreparedFiles, file: Path, etc: Path, configuration: Path) -> list[str]:
+    """Removes the secret and the drop-in of a receiver that is configured no more. Returns the lines to print.
+
+    They stay if a file beside the configuration that is read after it names the copy.
+    """
+    readers = [
+        path for path in list_files(configuration)[1:] if str(find_copy(file)) in path.read_text(errors="replace")
+    ]
+    if readers:
+        return [f"receiver: {file} stays, as {readers[0]} names it"] if file.exists() else []
+    stale = [path for path in (_find_drop_in(etc), file) if path.exists()]
+    for path in stale:
+        files.remove(path)
+    return [f"receiver: {path} removed" for path in stale]
+
+
+def _find_drop_in(etc: Path) -> Path:
+    """Returns the drop-in that hands the secret to the unit."""
+    return etc / "systemd/system" / f"{UNIT}.d" / f"{NAME}.conf"

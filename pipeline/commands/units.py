@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pipeline.config.files import DROP_INS
 from pipeline.model.errors import UsageError
 from pipeline.runtime.systemd import UNIT_FOLDER
 
@@ -55,6 +56,10 @@ def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc
         if role == "one-host":
             drop_in = etc / "systemd/system/fleetpulse-agent.service.d/one-host.conf"
             written.append(_write(drop_in, (source / "one-host.conf").read_text()))
+        drop_ins = etc / "fleetpulse" / DROP_INS
+        if not drop_ins.is_dir():
+            drop_ins.mkdir(parents=True)
+            drop_ins.chmod(0o755)  # services of other users read it
     except OSError as error:
         state = f"written: {', '.join(map(str, written)) or 'nothing'}; not written: other units, and the configuration"
         what = f"setup --units: {error.filename}: {error.strerror}"

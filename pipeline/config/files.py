@@ -42,7 +42,7 @@ def read_table(path: Path) -> Table:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number of 4,300 digits, or of tables in tables
         raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 

@@ -43,7 +43,7 @@ class EnvironmentText(str):
             return str(self)
         try:
             return tomllib.loads(f"v = {self}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # not TOML, or a number of 4,300 digits
             return str(self)
 
 

@@ -90,6 +90,8 @@ def test_a_group_of_a_later_drop_in_and_a_node_named_in_a_file_count(main: Path)
     [
         ("[api]\nprot = 1\n", "50.toml: [api] prot: no such key; did you mean 'port'?"),
         ("[api\n", "50.toml: is not TOML"),
+        (f"[api]\nport = {'9' * 5000}\n", "50.toml: is not TOML"),
+        (f"[api]\nport = {'[' * 5000}\n", "50.toml: is not TOML"),
         ("groups = 3\n", "50.toml: groups = 3: expected tables, each written [[groups]]"),
         (
             "[[groups]]\n[groups.api]\nport = 1\n",

@@ -26,10 +26,12 @@ from pipeline.model.errors import ConfigError, Refused, UsageError
 ROOT = Path(__file__).parents[2]
 
 
-def set_up(path: Path, *words: str, answers: str = "", packaged: bool = True) -> list[str]:
+def set_up(
+    path: Path, *words: str, answers: str = "", packaged: bool = True, of_units: Path | None = None
+) -> list[str]:
     given = build_parser().parse_args(["setup", "--config", str(path), *words])
     lines = io.StringIO(answers)
-    return run_setup(given, lambda question: lines.readline(), packaged, path.parent)
+    return run_setup(given, lambda question: lines.readline(), packaged, path.parent, of_units or path)
 
 
 def test_five_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Path) -> None:
@@ -112,13 +114,14 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
 
 def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why(tmp_path: Path) -> None:
     path, asked = tmp_path / "fleetpulse.toml", []
-    answers = iter("head\nserver\na/b\neast\nk:99999\nk:9092\n800\n²\n8\nhttp://x.example/\n\n".splitlines())
+    digits = "9" * 5000
+    answers = iter(f"head\nserver\na/b\neast\nk:99999\nk:9092\n800\n²\n{digits}\n8\nhttp://x.example/\n\n".splitlines())
 
     def ask(question: str) -> str:
         asked.append(question)
         return next(answers)
 
-    run_setup(build_parser().parse_args(["setup", "--config", str(path)]), ask, True, tmp_path)
+    run_setup(build_parser().parse_args(["setup", "--config", str(path)]), ask, True, tmp_path, path)
     config = load_config(path, {})
     assert (config.site.name, config.kafka.bootstrap_servers) == ("east", "k:9092")
     assert config.collector["pci"]["gpus_expected"] == 8
@@ -129,14 +132,28 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
         "host:port with a port from 1 to 65535, several with commas between them",
         "a number from 0 to 64, such as 8",
         "a number from 0 to 64, such as 8",
+        "a number from 0 to 64, such as 8",
         "https, or allow_http = true",
     ]
-    assert [question.split("\n")[-1][:3] for question in asked] == [f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5)]
+    assert [question.split("\n")[-1][:3] for question in asked] == [
+        f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5)
+    ]
 
 
-def test_a_flag_that_cannot_work_is_refused_before_the_first_question(tmp_path: Path) -> None:
-    given = build_parser().parse_args(["setup", "--config", str(tmp_path / "f.toml"), "--gpus", "65"])
-    with pytest.raises(UsageError, match="from 0 to 64"):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "65"), "from 0 to 64"),
+        (("--kafka", "k:99999"), "from 1 to 65535"),
+        (("--kafka", "", "--role", "server"), "a server needs Kafka"),
+        (("--webhook", "http://x.example"), "found http"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_refused_before_the_first_question(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    given = build_parser().parse_args(["setup", "--config", str(tmp_path / "f.toml"), *words])
+    with pytest.raises(UsageError, match=said):
         run_setup(given, lambda _: pytest.fail("asked"), True, tmp_path)
 
 
@@ -176,6 +193,42 @@ def test_a_file_that_cannot_get_its_name_is_said_with_what_was_written_and_the_c
     (tmp_path / "fleetpulse.toml.old").rmdir()
     set_up(path, *SERVER, "--replace")
     assert load_config(path, {}).site.name == "a"
+
+
+def test_another_file_than_that_of_the_units_changes_nothing_of_the_running_service(tmp_path: Path) -> None:
+    """A trial with --config: the drop-in of the service named the trial's secret, without --replace."""
+    path = tmp_path / "fleetpulse.toml"
+    set_up(path, *SERVER)
+    before = {name: (tmp_path / name).read_bytes() for name in list_below(tmp_path)}
+    trial = tmp_path / "trial.toml"
+    words = [word.replace("/key", "/trial") for word in SERVER]
+    said = set_up(trial, *words, of_units=path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert sorted({*list_below(tmp_path)} - before.keys()) == ["trial.on-call.secret", "trial.toml"]
+    config = load_config(trial, {})
+    assert config.notify.webhooks[0].url_file == tmp_path / "trial.on-call.secret"
+    assert config.store.path == Config().store.path
+    assert f"unit: none reads {trial}, and none was changed; they read {path}. It is for commands with" in said
+    commands = said[said.index("Next:") + 1 :]
+    assert [command.split() for command in commands] == [
+        ["fleetpulse", word, "--config", str(trial)] for word in ("init", "doctor", "pipeline")
+    ]
+
+
+def test_a_receiver_that_is_replaced_by_none_leaves_no_secret_and_no_drop_in(tmp_path: Path) -> None:
+    path, none = tmp_path / "fleetpulse.toml", [*SERVER[:-1], "", "--replace"]
+    drop_in = "systemd/system/fleetpulse-pipeline.service.d/on-call.conf"
+    set_up(path, *SERVER)
+    (tmp_path / "conf.d").mkdir()
+    reader = tmp_path / "conf.d" / "50.toml"
+    copy = load_config(path, {}).notify.webhooks[0].url_file
+    reader.write_text(f'[[notify.webhooks]]\nname = "moved"\nurl_file = "{copy}"\n')
+    assert f"receiver: {tmp_path}/on-call.secret stays, as {reader} names it" in set_up(path, *none)
+    assert {drop_in, "on-call.secret"} <= {*list_below(tmp_path)}
+    reader.unlink()
+    said = set_up(path, *none)
+    assert [f"receiver: {tmp_path}/{name} removed" for name in (drop_in, "on-call.secret")] == said[:2]
+    assert list_below(tmp_path) == ["fleetpulse.toml", "fleetpulse.toml.old", "tokens"]
 
 
 KEY = "0123456789abcdefghijklmnopqrstuv"

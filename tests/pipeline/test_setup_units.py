@@ -33,6 +33,7 @@ def test_a_role_gets_its_units_users_and_folders(role: str, expected: list[str],
         assert sorted(p.name for p in (tmp_path / form).iterdir()) == [f"fleetpulse-{kind}.conf" for kind in kinds]
     drop_in = tmp_path / "systemd/system/fleetpulse-agent.service.d/one-host.conf"
     assert drop_in.exists() == (role == "one-host")
+    assert (tmp_path / "fleetpulse/conf.d").stat().st_mode & 0o777 == 0o755
     assert len(said) == sum(path.is_file() for path in tmp_path.rglob("*"))
 
 
@@ -48,6 +49,15 @@ def test_a_checkout_is_refused_before_anything_is_written(tmp_path: Path) -> Non
     given = build_parser().parse_args(["setup", "--units", "--role", "node", "--config", str(tmp_path / "f.toml")])
     with pytest.raises(UsageError, match="expected an installed wheel"):
         run_setup(given, lambda _: "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_file_than_that_of_the_units_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "find_units", lambda: SOURCE)
+    monkeypatch.setattr(units, "find_program", lambda: Path("/opt/fleetpulse/bin/fleetpulse"))
+    given = build_parser().parse_args(["setup", "--units", "--role", "node", "--config", str(tmp_path / "f.toml")])
+    with pytest.raises(UsageError, match=r"the units read /etc/fleetpulse/fleetpulse.toml; expected that file, or no"):
+        run_setup(given, lambda _: pytest.fail("asked"))
     assert list(tmp_path.iterdir()) == []
 
 
