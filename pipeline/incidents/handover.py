@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,7 @@ def _list_changes(cursor: duckdb.DuckDBPyConnection, since: int) -> list[dict[st
 
 
 def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
-    """Returns a handover as text for people, in lines of at most `width` characters."""
+    """Returns a handover as text for people, in lines of at most `width` characters; longer ones are wrapped."""
     muted = found["muted"]
     sections: Sequence[tuple[str, list[str]]] = (
         ("Open", [_incident_line(i) for i in found["open"]]),
@@ -112,7 +113,13 @@ def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
     lines = [f"Handover at {_short(found['now'])} UTC"]
     for title, rows in sections:
         lines += ["", f"{title}: {len(rows) or 'nothing'}", *(f"  {row}" for row in rows)]
-    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines) + "\n"
+    return "\n".join("\n".join(_wrap(line, width)) for line in lines) + "\n"
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    """Returns the lines of a long line: its columns keep their spaces, what goes on is indented."""
+    indent = len(line) - len(line.lstrip())
+    return textwrap.wrap(line, width, subsequent_indent=" " * (indent + 4), break_on_hyphens=False) or [""]
 
 
 def _incident_line(incident: Mapping[str, Any]) -> str:

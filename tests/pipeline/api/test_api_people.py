@@ -11,6 +11,7 @@ from pipeline.api.server import create_app
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.config.sections import Api, Config, Store
 from pipeline.incidents.audit import check_chain
+from pipeline.incidents.handover import format_handover
 from pipeline.incidents.silences import parse_matchers
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import iso
@@ -138,6 +139,24 @@ def test_a_handover_has_what_is_open_muted_pending_and_changed(site, call):
     assert max(map(len, text.splitlines())) <= 120
     assert "Open: 2" in text
     assert "Pending: 3" in text
+
+
+def test_a_handover_as_text_has_whole_titles_in_lines_of_120_columns():
+    title = "Leaf sim-l12: 34 ports with symbol errors, 512 of 1,024 GPUs of job sim-81 wait for 3 of them"
+    when = iso(1_790_000_000 * 1_000_000)
+    who = {"assignee": "ann@example.org", "acknowledged_by": "", "severity": "page", "state": "acknowledged"}
+    found = {
+        "since": when,
+        "now": when,
+        "open": [{"id": "inc-20260101-000001", "summary": title, **who}],
+        "muted": {"incidents": [], "silences": []},
+        "pending": [],
+        "changed": [],
+    }
+    text = format_handover(found)
+    assert max(map(len, text.splitlines())) <= 120
+    assert title in " ".join(text.split())
+    assert "  inc-20260101-000001  page    acknowledged  ann@example.org  Leaf" in text
 
 
 @pytest.mark.slow
