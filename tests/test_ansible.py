@@ -156,6 +156,30 @@ def find_program() -> str:
     return program
 
 
+@pytest.mark.ansible
+def test_a_dry_run_on_a_fresh_host_goes_on_where_no_unit_is_installed_yet(tmp_path: Path) -> None:
+    """`--check` ended at the handler: a unit that it had not installed cannot be restarted. A real run still ends."""
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text('#!/bin/sh\ncase "$1" in show) echo LoadState=not-found ;; *) exit 1 ;; esac\n')
+    systemctl.chmod(0o755)
+    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
+    changed = {"name": "Changed", "ansible.builtin.debug": {"msg": ""}, "changed_when": True, "notify": "Restart"}
+    wanted = [changed, *(task for task in tasks if task["name"].startswith(("Start anew", "Units")))]
+    handlers = yaml.safe_load((ROLE / "handlers" / "main.yml").read_text())
+    for one in (*wanted, *handlers):
+        one.get("ansible.builtin.systemd_service", {}).pop("daemon_reload", None)
+    interpreter = {"ansible_python_interpreter": sys.executable}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": DEFAULTS | interpreter}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": wanted, "handlers": handlers}]))
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+    environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
+    for words, code in (["--check"], 0), ([], 2):
+        line = [find_program(), "-i", "localhost,", "play.yml", *words]
+        done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert "Could not find the requested service" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
+
+
 UNITS = "systemd/system"
 KAFKA, HOOK = ("fleetpulse/kafka.password", "kafka.conf"), ("fleetpulse/on-call.secret", "on-call.conf")
 

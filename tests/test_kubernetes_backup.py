@@ -70,6 +70,19 @@ def test_every_command_in_a_pod_is_one_of_the_program_on_the_volume() -> None:
     assert {p.rpartition("/")[0] for p in re.findall(rf"{STATE}/\S+/\$name", SECTION)} == {f"{STATE}/backups"}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_copy_that_differs_from_its_checksums_leaves_the_backup_on_the_volume(tmp_path: Path, whole: bool) -> None:
+    """A shell at a terminal goes on after a line that failed."""
+    folder, log = tmp_path / NAME, tmp_path / "log"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    sums = "sha256sum manifest.json > SHA256SUMS" + ("" if whole else "; echo more >> manifest.json")
+    subprocess.run(["sh", "-c", f"{sums}; cd ..; tar -cf {NAME}.tar {NAME}"], cwd=folder, check=True)
+    lines = f"kubectl() {{ echo $* >> {log}; }}\nname={NAME}\n" + BACK_UP[BACK_UP.index("tar -xf") :]
+    subprocess.run(["bash", "-c", lines], cwd=tmp_path, capture_output=True)
+    assert (log.read_text() if log.exists() else "").count(f"rm -r {STATE}/backups/{NAME}") == whole
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     if lacking := missing():

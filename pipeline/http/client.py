@@ -145,12 +145,17 @@ def make_error(status: int, answer: Any, url: str, bad: type[FleetpulseError] = 
     return Refused(text) if status in (401, 403, 412) else UsageError(text) if status < 500 else FleetpulseError(text)
 
 
+PERSON = "operator"
+"""Name of the token of `fleetpulse setup` and `init` for people at the command line; the first is the dashboard's."""
+
+
 def read_token(path: Path) -> str:
-    """Returns the first token of a file with one `name:token` per line. Raises UsageError."""
+    """Returns the token of PERSON of a file with one `name:token` per line, else the first one. Raises UsageError."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; expected one name:token per line") from error
     if not lines or ":" not in lines[0]:
         raise UsageError(f"{path}: contains no token; expected one name:token per line")
-    return lines[0].partition(":")[2].strip()
+    chosen = next((line for line in lines if line.partition(":")[0].strip() == PERSON), lines[0])
+    return chosen.partition(":")[2].strip()

@@ -309,6 +309,19 @@ class TestRestore:
         assert (filled.folder / "store.duckdb").read_bytes() == content
 
     @pytest.mark.slow
+    def test_a_store_of_which_only_the_file_is_lost_is_restored_with_replace(self, filled, source):
+        """As docs/disaster.md has it: state and history are still there."""
+        (filled.folder / "store.duckdb.state").mkdir(exist_ok=True)
+        (filled.folder / "store.duckdb.state" / "detectors").touch()
+        (filled.folder / "store.duckdb").unlink()
+        with pytest.raises(Refused, match="--replace"):
+            run_restore(config_of(filled.folder), source, False, lambda _: None)
+        run_restore(config_of(filled.folder), source, True, lambda _: None)
+        assert (filled.folder / "store.duckdb").exists()
+        guide = Path(__file__).parents[2] / "docs" / "disaster.md"
+        assert "\n    fleetpulse restore --replace " in guide.read_text()
+
+    @pytest.mark.slow
     def test_an_earlier_store_that_was_moved_aside_is_never_overwritten(self, filled, source):
         run_restore(config_of(filled.folder), source, True, lambda _: None)
         with pytest.raises(Refused, match="remove it first"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.api.tokens import write_initial_tokens
 from pipeline.config.sections import Api, Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refused, Unreachable, UsageError
@@ -98,6 +99,14 @@ def test_a_response_that_is_not_json_means_that_no_pipeline_is_there(body: bytes
 def test_a_closed_port_is_unreachable_and_the_address_is_named() -> None:
     with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1 does not answer"):
         client.get(config_for(1), "/readyz")
+
+
+def test_people_at_the_command_line_are_not_recorded_as_the_dashboard(tmp_path: Path) -> None:
+    """`fleetpulse setup` writes the dashboard's token first; `node decommission` of root was one of its acts."""
+    path = tmp_path / "tokens"
+    path.write_text(write_initial_tokens())
+    names = dict(reversed(line.split(":")) for line in path.read_text().split())
+    assert names[client.read_token(path)] == "operator"
 
 
 def test_the_first_token_of_the_file_is_sent(tmp_path: Path) -> None:
