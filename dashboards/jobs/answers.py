@@ -31,6 +31,7 @@ class Job:
     usual_step_time: float | None
     slowdown: float | None
     last_step: int | None
+    last_report: int | None
     checkpoint: int | None
     lost_gpu_hours: float
     lost_gpu_hours_per_hour: float
@@ -123,7 +124,7 @@ def parse_jobs(table: Mapping[str, Any]) -> JobList:
 
 def _job(row: Mapping[str, Any]) -> Job:
     given = {name: row[name] for name in Job.__slots__}
-    times = ("ended", "last_step", "checkpoint")
+    times = ("ended", "last_step", "last_report", "checkpoint")
     return Job(
         **{
             **given,

@@ -37,6 +37,8 @@ from pipeline.model.records import SECOND
 
 SLOWER = 0.03
 """Slowdown that counts. Same as in the API."""
+LATE_S = 60.0
+"""Age of the newest report of a job's steps (s) from which the page says so: as of a node without data."""
 MAX_ROWS = 200
 """Jobs listed. Chosen: running and slow ones come first; the filter finds any."""
 MAX_NODES = 24
@@ -217,7 +219,7 @@ def job_tiles(job: Job, harms: Sequence[Harm], now: int) -> str:
             linked.tile(
                 "never" if job.last_step is None else age((now - job.last_step) / SECOND),
                 "since the last step",
-                "",
+                _known_until(job, now),
                 "critical" if job.state == "hanging" else "none",
                 "#pace",
             ),
@@ -225,6 +227,13 @@ def job_tiles(job: Job, harms: Sequence[Harm], now: int) -> str:
             linked.tile(f"{job.gpus:,}", "GPUs", amount(job.node_count, "node", "nodes"), "none", "#nodes"),
         )
     )
+
+
+def _known_until(job: Job, now: int) -> str:
+    """Returns that steps are not known up to now, as reports of the ranks or their evaluation are late; else empty."""
+    if job.last_report is None or now - job.last_report <= LATE_S * SECOND:
+        return ""
+    return f"no report of its steps for {age((now - job.last_report) / SECOND)}"
 
 
 def _cause(open_: Sequence[Harm]) -> str:

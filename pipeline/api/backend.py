@@ -10,6 +10,7 @@ import duckdb
 
 from pipeline.acts.board import Board
 from pipeline.incidents.audit import Outcome
+from pipeline.incidents.jobs import Pulse
 from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.records import Caller
 from pipeline.model.topology import Topology
@@ -87,6 +88,10 @@ class Backend(Protocol):
 
     def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
         """Returns the newest value of each device, from memory. columns: None: all."""
+        ...
+
+    def read_pulses(self) -> Mapping[str, Pulse]:
+        """Returns the newest step of each running job that reports steps, from memory."""
         ...
 
     def read_revision(self) -> object:

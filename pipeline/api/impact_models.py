@@ -67,7 +67,8 @@ class Impact(Strict):
 
 class Job(Strict):
     """A run of a job. account: of the scheduler, or its namespace.  step_time, usual_step_time: s; null without steps.
-    slowdown: of a running job against its usual step time.  last_step, checkpoint: newest ones.  nodes: at most
+    slowdown: of a running job against its usual step time.  last_step, checkpoint: newest ones.  last_report: when
+    its ranks reported their step last, new or not; null if they have not since the pipeline started.  nodes: at most
     1,024 of node_count.  incidents: open ones that reach it.  lost_gpu_hours: by all incidents of this run."""
 
     job: str
@@ -87,6 +88,7 @@ class Job(Strict):
     usual_step_time: float | None
     slowdown: float | None
     last_step: Time | None
+    last_report: Time | None
     checkpoint: Time | None
     lost_gpu_hours: float
     lost_gpu_hours_per_hour: float

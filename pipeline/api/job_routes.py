@@ -17,6 +17,7 @@ from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.api.titles import add_affected
 from pipeline.incidents.impact_rows import list_job_incidents, list_jobs, read_pace
 from pipeline.incidents.job_pace import SLOWER
+from pipeline.incidents.jobs import Pulse
 from pipeline.incidents.reach import natural_order
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import WORK, Topology, kind_of
@@ -44,7 +45,9 @@ def jobs(
     with service.cursor() as cursor:
         found = list_jobs(cursor, None, not running, limit)
     most = None if all_nodes else MOST_NODES
-    return json_response({"jobs": [_bound_nodes(job, most) for job in found], "as_of": iso(service.now())})
+    pulses = service.backend.read_pulses()
+    rows = [_bound_nodes(_add_pulse(job, pulses.get(job["job"])), most) for job in found]
+    return json_response({"jobs": rows, "as_of": iso(service.now())})
 
 
 @job_router.get("/jobs/{job}", response_model=models.JobDetail)
@@ -58,6 +61,7 @@ def job_detail(request: Request, job: str, hours: Annotated[float, Query(gt=0, l
             raise HTTPException(404, f"job {job!r} is not known")
         history = read_pace(cursor, entity, service.now() - int(hours * HOUR))
         incidents = add_affected(cursor, list_job_incidents(cursor, entity))
+    runs[0] = _add_pulse(runs[0], service.backend.read_pulses().get(entity))
     ranks = list_ranks(service, entity) if runs[0]["ended"] is None else []
     more = {"rank_list": ranks, "history": history, "harmed_by": incidents, "as_of": iso(service.now())}
     return json_response({**_bound_nodes(runs[0]), **more, "runs": [_bound_nodes(run) for run in runs[1:]]})
@@ -65,6 +69,14 @@ def job_detail(request: Request, job: str, hours: Annotated[float, Query(gt=0, l
 
 def _bound_nodes(job: Mapping[str, Any], most: int | None = MOST_NODES) -> dict[str, Any]:
     return {**job, "nodes": job["nodes"][:most], "node_count": len(job["nodes"])}
+
+
+def _add_pulse(job: dict[str, Any], pulse: Pulse | None) -> dict[str, Any]:
+    """Returns a running job with its newest step as the evaluation knows it; its row is written once a minute."""
+    if pulse is None or job["ended"] is not None:
+        return job
+    state = "hanging" if pulse.hangs else "running"
+    return {**job, "state": state, "last_step": iso(pulse.moved), "last_report": iso(pulse.reported)}
 
 
 def list_ranks(service: ApiContext, job: str) -> list[dict[str, Any]]:

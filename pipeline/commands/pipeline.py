@@ -31,6 +31,7 @@ from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
 from pipeline.incidents.advice import read_advice
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
+from pipeline.incidents.jobs import Pulse
 from pipeline.incidents.silences import parse_matchers
 from pipeline.ingest.admission import RULES
 from pipeline.ingest.topic_lag import TopicLag
@@ -84,6 +85,11 @@ class PipelineBackend:
     def read_current(self, device_class: str, columns: Sequence[str] | None = None) -> CurrentValues:
         """See `Backend.read_current`."""
         return self._service.ingest.read_current(device_class, columns)
+
+    def read_pulses(self) -> Mapping[str, Pulse]:
+        """See `Backend.read_pulses`."""
+        engine = self._service.engine
+        return {} if engine is None else engine.impact.jobs.pulses
 
     def read_revision(self) -> object:
         """See `Backend.read_revision`."""

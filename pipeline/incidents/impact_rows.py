@@ -156,17 +156,18 @@ def load_books(connection: duckdb.DuckDBPyConnection, book: ImpactBook, open_: I
     """Restores the jobs, their pace, and the impact of open incidents after a restart."""
     rows = connection.execute(
         """SELECT job, epoch_us(started), name, account, "user", scheduler, epoch_us(ended), ranks, gpus, nodes,
-                  epoch_us(checkpoint), simulated FROM jobs
+                  epoch_us(checkpoint), simulated, epoch_us(moved) FROM jobs
            WHERE ended IS NULL OR ended >= make_timestamptz($1::BIGINT) ORDER BY started""",
         [time - KEPT],
     ).fetchall()
-    jobs = [Job(**{**dict(zip(_JOB, row, strict=True)), "nodes": tuple(row[9])}) for row in rows]
+    jobs = [Job(**{**dict(zip(_JOB, row[:-1], strict=True)), "nodes": tuple(row[9])}) for row in rows]
+    moved = {row[0]: int(row[-1]) for row in rows if row[-1] is not None}  # of the newest run: in order of their start
     minutes = connection.execute(
         """SELECT job, epoch_us(time), step_time, steps, pause FROM job_pace WHERE time >= make_timestamptz($1::BIGINT)
            AND job IN (SELECT unnest($2::VARCHAR[])) ORDER BY time""",
         [time - KEPT_MINUTES * MINUTE, [job.entity for job in jobs]],
     ).fetchall()
-    book.jobs.load(jobs, [(job, Minute(*values)) for job, *values in minutes], time)
+    book.jobs.load(jobs, [(job, Minute(*values)) for job, *values in minutes], time, moved)
     incidents = {incident.id: incident for incident in open_}
     found = connection.execute(
         "SELECT incident, epoch_us(time), state FROM impact WHERE incident IN (SELECT unnest($1::VARCHAR[]))",
@@ -258,6 +259,7 @@ def _job_as_json(row: tuple[Any, ...]) -> dict[str, Any]:
         "usual_step_time": usual,
         "slowdown": step / usual - 1 if running and step and usual else None,
         "last_step": None if moved is None else iso(moved),
+        "last_report": None,
         "checkpoint": None if checkpoint is None else iso(checkpoint),
         "lost_gpu_hours": round(lost, 3),
         "lost_gpu_hours_per_hour": round(rate, 3),

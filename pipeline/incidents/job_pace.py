@@ -53,8 +53,9 @@ class JobPace:
     """The pace of one job. Times are event times (us).
 
     minutes: closed ones, oldest first.   moved_at: newest step.   first_at: since when it is watched.
-    step: number of the newest step.   slowed: (time, step time) since which it is slower than usual, and since which it
-    is slower by FURTHER again: several faults may slow it one after the other.
+    step: number of the newest step.   reported_at: when a rank reported its step last, new or not.
+    slowed: (time, step time) since which it is slower than usual, and since which it is slower by FURTHER again:
+    several faults may slow it one after the other.
     rewound: (time, steps) of restarts from a checkpoint; steps is None if the counter restarted.
     """
 
@@ -65,6 +66,7 @@ class JobPace:
     step: float = float("nan")
     slowed: list[tuple[int, float]] = field(default_factory=list)
     rewound: list[tuple[int, float | None]] = field(default_factory=list)
+    reported_at: int = 0
     _open: int = 0
     _samples: list[float] = field(default_factory=list)
     _steps: float = 0.0
@@ -151,7 +153,8 @@ class JobPace:
 
     def hangs_at(self, now: int) -> bool:
         """Returns whether it has made no step for longer than it ever does."""
-        return self.moved_at > 0 and now - self.moved_at > self.hang_limit()
+        waits = now - self.moved_at
+        return self.moved_at > 0 and waits > LEAST_HANG and waits > self.hang_limit()  # mostly without reading minutes
 
     def pauses_at(self, now: int) -> bool:
         """Returns whether its next step is late: it saves, evaluates, or begins to hang."""
@@ -213,6 +216,10 @@ class PaceBook:
             closed = self.jobs.setdefault(name, JobPace()).add(frame.time, step_time, step)
             if closed is not None:
                 yield name, closed
+        reported = np.bincount(self._job_of[seen & (self._job_of >= 0)], minlength=len(self._names))
+        for number in np.flatnonzero(reported).tolist():
+            if (known_pace := self.jobs.get(self._names[number])) is not None:
+                known_pace.reported_at = frame.time
         for name, pace in self.jobs.items():
             if (closed := pace.close_minute(frame.time)) is not None:
                 yield name, closed

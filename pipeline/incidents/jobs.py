@@ -48,6 +48,16 @@ class Job:
     simulated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The newest step of a running job, and when its ranks reported their step last, new or not (us). hangs: it makes
+    none for longer than it ever does."""
+
+    moved: int
+    reported: int
+    hangs: bool
+
+
 @dataclass(slots=True)
 class Places:
     """The ranks of the topology. ranks: job -> its ranks.  on: GPU or node -> ranks on it."""
@@ -76,13 +86,15 @@ class Places:
 
 
 class JobBook:
-    """All running jobs and those that ended within KEPT. For the thread of the evaluation."""
+    """All running jobs and those that ended within KEPT. For the thread of the evaluation; others read `pulses`, which
+    each instant replaces."""
 
     def __init__(self, topology: Topology, is_simulated: Callable[[str], bool] = lambda entity: False) -> None:
         self.topology, self._is_simulated = topology, is_simulated
         self.jobs: dict[str, Job] = {}
         self.paces = PaceBook()
         self.places = Places()
+        self.pulses: Mapping[str, Pulse] = {}
         self.changed: set[str] = set()  # jobs to be stored
         self.minutes: list[tuple[str, Minute]] = []  # to be stored
         self._places_of: dict[str, tuple[tuple[str, ...], Place]] = {}  # rank -> parents and its place
@@ -99,14 +111,30 @@ class JobBook:
         frame: Frame | None = instant.frames.get("rank")
         if frame is not None:
             self.minutes += self.paces.read(frame, self.places.job_of, self.places.version)
+            self._renew_pulses()
 
-    def load(self, jobs: Iterable[Job], minutes: Iterable[tuple[str, Minute]], time: int) -> None:
-        """Restores stored jobs, and their minutes, oldest first."""
+    def _renew_pulses(self) -> None:
+        """Replaces the pulses; a job that begins or ceases to hang is stored, though no minute of it ends."""
+        before = self.pulses
+        self.pulses = {job.entity: pulse for job in self.running() if (pulse := self._find_pulse(job)) is not None}
+        hung = {job for job, pulse in before.items() if pulse.hangs}
+        self.changed |= hung ^ {job for job, pulse in self.pulses.items() if pulse.hangs}
+
+    def _find_pulse(self, job: Job) -> Pulse | None:
+        pace = self.paces.jobs.get(job.entity)
+        if pace is None or not pace.reported_at:  # nothing since the start: the stored row is as new
+            return None
+        return Pulse(pace.moved_at, pace.reported_at, pace.hangs_at(self.time))
+
+    def load(
+        self, jobs: Iterable[Job], minutes: Iterable[tuple[str, Minute]], time: int, moved: Mapping[str, int]
+    ) -> None:
+        """Restores stored jobs, and their minutes, oldest first. moved: job -> its newest step, of those with one."""
         self.time, self.jobs = time, {job.entity: job for job in jobs}
         for job, minute in minutes:
             pace = self.paces.jobs.setdefault(job, JobPace())
             pace.append(minute)
-            pace.first_at, pace.moved_at = pace.first_at or minute.time, minute.time + MINUTE
+            pace.first_at, pace.moved_at = pace.first_at or minute.time, moved.get(job, minute.time + MINUTE)
         self._refresh(time)
 
     def _read_events(self, instant: Instant) -> None:

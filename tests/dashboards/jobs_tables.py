@@ -38,6 +38,7 @@ def job(identity: str, **changes: Any) -> dict[str, Any]:
         "usual_step_time": 2.1,
         "slowdown": 0.01,
         "last_step": ago(3),
+        "last_report": ago(3),
         "checkpoint": ago(1800),
         "lost_gpu_hours": 0.0,
         "lost_gpu_hours_per_hour": 0.0,

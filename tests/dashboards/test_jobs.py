@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dashboards import snapshot
-from dashboards.jobs.answers import parse_strip
+from dashboards.jobs.answers import parse_jobs, parse_strip
+from dashboards.jobs.markup import job_tiles
 from dashboards.jobs.page import job_of
 from dashboards.rank_strip.component import strip_data
 from pipeline.model.records import iso
@@ -57,6 +58,15 @@ def test_no_job_says_where_jobs_come_from(api: Any) -> None:
     text = shown(page(script))
     assert "No job is running" in text
     assert "docs/jobs.md" in text
+
+
+@pytest.mark.parametrize(("report", "said"), [(20, ""), (300, "no report of its steps for 5 min"), (None, "")])
+def test_the_age_of_the_last_step_says_if_reports_of_steps_are_late(report: int | None, said: str) -> None:
+    row = job("81", last_step=ago(302), last_report=None if report is None else ago(report))
+    text = job_tiles(parse_jobs(jobs_table([row])).jobs[0], [], NOW)
+    assert "since the last step" in text
+    assert ("no report of its steps" in text) == bool(said)
+    assert said in text
 
 
 def test_hundreds_of_jobs_are_listed_and_the_rest_is_counted(api: Any) -> None:

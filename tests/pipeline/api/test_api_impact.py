@@ -15,7 +15,8 @@ from pipeline.api.models import IncidentDetail, Incidents
 from pipeline.api.server import create_app
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.config.sections import Config
-from pipeline.model.records import SECOND
+from pipeline.incidents.jobs import Pulse
+from pipeline.model.records import SECOND, iso
 from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
 from tests.pipeline.api.conftest import InProcess
@@ -124,6 +125,7 @@ def test_jobs_are_listed_with_their_ranks_pace_and_open_incidents(site: LivingSi
     (job,) = Jobs.model_validate(get("/jobs?running=true").json()).jobs
     assert (job.job, job.state, job.gpus, job.ranks, job.nodes) == ("job:1", "running", 1, 1, ["node:n0"])
     assert (job.incidents, job.step_time, job.slowdown) == ([id_], None, None)
+    assert (job.last_step, job.last_report) == (None, None)
     for name in ("1", "job:1"):
         found = JobDetail.model_validate(get(f"/jobs/{name}").json())
         assert [(r.rank, r.gpu, r.node, r.slowdown) for r in found.rank_list] == [
@@ -133,3 +135,11 @@ def test_jobs_are_listed_with_their_ranks_pace_and_open_incidents(site: LivingSi
         assert [(i.id, i.state) for i in found.harmed_by] == [(id_, "unknown")]
         assert found.harmed_by[0].detector == get(f"/incidents/{id_}").json()["detector"]
     assert get("/jobs/none").status_code == 404
+    pace.pulses = {"job:1": Pulse(backend_now - 4 * SECOND, backend_now - SECOND, True)}
+    (job,) = Jobs.model_validate(get("/jobs?running=true").json()).jobs
+    for found in (job, JobDetail.model_validate(get("/jobs/1").json())):
+        assert (found.state, found.last_step, found.last_report) == (
+            "hanging",
+            iso(backend_now - 4 * SECOND),
+            iso(backend_now - SECOND),
+        )
