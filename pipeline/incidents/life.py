@@ -51,6 +51,19 @@ def is_open_again(incident: Incident, before: Incident | None) -> bool:
     return incident.state == "open" and before is not None and before.state in ("silenced", "acknowledged")
 
 
+def restart_wait(incident: Incident, now: int) -> Incident:
+    """Returns an incident of which a silence or an inhibition began or ended: a page that nobody has acknowledged waits
+    for a person from now on, so that the steps of escalation count from when it was heard."""
+    waits = now if incident.severity == "page" and incident.state == "open" else None
+    return show(incident, replace(incident.life, waits_since=waits))
+
+
+def has_new_labels(incident: Incident, before: Incident | None) -> bool:
+    """Returns whether its alert is another one now: receivers are sent the end of the old one and the new one."""
+    names = ("severity", "cause", "entity", "detector")
+    return before is not None and any(getattr(incident, name) != getattr(before, name) for name in names)
+
+
 def name_most(pages: Sequence[Incident]) -> str:
     """Returns the alert that half or more of the pages of a storm have, for its title; empty if none does."""
     name, number = Counter(alert_name(page.detector) for page in pages).most_common(1)[0]
@@ -122,9 +135,11 @@ class LifeBook:
             life = self._leave_old_storm(life)
         if change.split_from is not None and (left := self.shown.get(change.split_from)) is not None:
             life = replace(life, acknowledged_by=left.life.acknowledged_by, assignee=left.life.assignee)
-            life = replace(life, acknowledged_until=left.life.acknowledged_until)
+            waits = None if left.life.acknowledged_by else life.waits_since
+            life = replace(life, acknowledged_until=left.life.acknowledged_until, waits_since=waits)
         shown = self._suppress(show(change.incident, life), now)
-        if kind in _PAGING or is_open_again(shown, before):
+        is_replaced = shown.id in pages.inhibited and has_new_labels(shown, before)
+        if kind in _PAGING or is_open_again(shown, before) or is_replaced:
             shown = self._count_page(shown, now, pages)
         self.shown[shown.id] = shown
         made = replace(change, kind=kind, incident=shown, before=before)
@@ -248,7 +263,9 @@ class LifeBook:
             if (source, rule) == (was.inhibitor, was.inhibit_rule):
                 continue
             shown = show(before, replace(was, inhibitor=source, inhibit_rule=rule))
-            if was.page_waits and not source:
+            if not source:
+                shown = restart_wait(shown, now)
+            if was.page_waits and not source and shown.state != "acknowledged":
                 shown = self._count_page(shown, now, PageCount((), pages.joined))
             self.shown[before.id] = shown
             kind: ChangeKind = "inhibited" if source else "uninhibited"
@@ -260,8 +277,9 @@ class LifeBook:
 
     def _count_page(self, incident: Incident, now: int, pages: PageCount) -> Incident:
         """Counts a page that receivers would get; returns it as a part of the storm if one represents it. While a rule
-        inhibits it they do not get it: it waits, and counts when that ends."""
-        waits = incident.id in pages.inhibited and incident.severity == "page"
+        inhibits it they do not get it: it waits, and counts when that ends, and the acknowledgement that it has by
+        then."""
+        waits = incident.id in pages.inhibited
         incident = show(incident, replace(incident.life, page_waits=waits))
         if waits or not self._joins_storm(incident, now):
             return incident
@@ -374,10 +392,7 @@ class LifeBook:
         life = before.life
         shown = self._suppress(before, now)
         if shown is not before:
-            waits = (
-                now if shown.severity == "page" and not shown.life.silenced_by and not life.acknowledged_by else None
-            )
-            shown = show(shown, replace(shown.life, waits_since=waits))
+            shown = restart_wait(shown, now)
             if is_open_again(shown, before):
                 shown = self._count_page(shown, now, pages)
             self.shown[shown.id] = shown

@@ -201,7 +201,8 @@ class Life:
     represent it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
     returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
     represents: of a storm, the incidents that it represents.   inhibitor, inhibit_rule: the incident and the rule of
-    [[notify.inhibit_rules]] for which receivers get no message.   page_waits: receivers get its page when that ends.
+    [[notify.inhibit_rules]] for which receivers get no message.   page_waits: receivers get it when that ends, and
+    the acknowledgement that it has by then.
     """
 
     acknowledged_by: str = ""

@@ -353,13 +353,16 @@ Kind = Literal["firing", "resolved", "update"]
 
 
 def _is_owned_again(change: Change) -> bool:
-    """Returns whether a silence ended of what a person has acknowledged: news only for what mirrors all alerts."""
-    return change.kind in ("unsilenced", "uninhibited") and change.incident.state == "acknowledged"
+    """Returns whether receivers do not have what a person has acknowledged: a silence of it ended, or it was split from
+    what was acknowledged. It is news only for what mirrors all alerts."""
+    return change.kind in ("unsilenced", "opened") and change.incident.state == "acknowledged"
 
 
 def _make_extension(change: Change) -> dict[str, Any]:
+    was_owned = change.before is not None and change.before.state == "acknowledged"
     return {
         "event": change.kind,
+        "acknowledgement_ended": was_owned and change.incident.state == "open",
         "actor": change.actor,
         "comment": change.comment,
         "time": iso(change.time),

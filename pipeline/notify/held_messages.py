@@ -7,18 +7,20 @@ incident. The thread of their receiver decides about them. A group and the messa
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import duckdb
 
 from pipeline.incidents import ledger
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, iso
+from pipeline.notify.inhibited_messages import Decision, HeldMessage, Settlement, Situation, decide
 from pipeline.notify.routes import Labels, Rules
 
 GROUP_PREFIX = "grp-"
@@ -52,7 +54,7 @@ class Group:
 
         The reasons and their order are those of Alertmanager's deduplication.
         """
-        shown = [a for fp, a in self.alerts.items() if not is_inhibited(a) or (_ended(a) and fp in self.firing)]
+        shown = [a for fp, a in self.alerts.items() if (_ended(a) and fp in self.firing) or not is_inhibited(a)]
         firing = [a["fingerprint"] for a in shown if not _ended(a)]
         resolved = [a["fingerprint"] for a in shown if _ended(a)]
         reason = self._find_reason(firing, resolved, now, repeat_s) if shown else ""
@@ -98,25 +100,27 @@ class Store(Protocol):
 
 
 _HELD = """
-SELECT id, incident, kind, payload, epoch_us(created) FROM outbox WHERE receiver = $1 AND state = 'held'
+SELECT id, incident, kind, payload, epoch_us(created), number FROM outbox WHERE receiver = $1 AND state = 'held'
 ORDER BY created, incident, number LIMIT 5000
 """
 _GROUPS = "SELECT state FROM notify_groups WHERE receiver = $1 ORDER BY id"
 _RELEASED = """
-SELECT DISTINCT incident FROM outbox WHERE receiver = $1 AND kind = 'firing' AND state IN ('pending', 'delivered')
-AND incident IN (SELECT unnest($2::VARCHAR[]))
+SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
+AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident HAVING arg_max(kind, number) = 'firing'
+"""
+_OWNERS = """
+SELECT id, json_extract_string(life, '$.acknowledged_by') FROM incidents
+WHERE resolved IS NULL AND state = 'acknowledged' AND json_extract_string(life, '$.page_waits') = 'true'
+"""
+_NEWEST = """
+SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
+GROUP BY incident
 """
 _WAITS = "SELECT count(*) FROM outbox WHERE receiver = $1 AND incident = $2 AND state = 'pending'"
 _NEVER_SENT = """
 UPDATE outbox SET state = 'muted', answer = 'ended before its group was sent'
 WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND incident IN (SELECT unnest($3::VARCHAR[]))
 """
-Settlement = tuple[str, Literal["pending", "grouped", "muted"], str]
-"""Message, its new state, and the group or the reason."""
-Part = tuple[Any, Mapping[str, Any]]
-"""A row of the outbox and its parsed body."""
-
-
 MakeBody = Callable[[Sequence[Mapping[str, Any]], str, Mapping[str, str], str], dict[str, Any]]
 """Makes a body of version 4 of alerts, groupKey, group labels and reason."""
 
@@ -146,6 +150,7 @@ class HeldMessages:
         self._load_firing, self._make_body = load_firing, make_body
         self._groups: dict[str, Group] | None = None
         self._firing = Firing({}, {})
+        self._owners: Mapping[str, str] = {}
 
     def release(self, now: int) -> bool:
         """Releases the messages that are due, in one transaction. Returns whether anything is still held or grouped."""
@@ -158,43 +163,49 @@ class HeldMessages:
             if not rows and not due:
                 return bool(self._groups)
             self._firing = self._load_firing(cursor) if self._rules.inhibitions else Firing({}, {})
-            parts = [(row, json.loads(row[3])) for row in rows]
-            single = [(row, body) for row, body in parts if not _is_grouped(body)]
-            settled = self._settle_single(cursor, single) if single else []
-        self._write(settled, [(row, body) for row, body in parts if _is_grouped(body)], now)
+            self._owners = dict(cursor.execute(_OWNERS).fetchall())
+            held = [
+                HeldMessage(id_, incident, kind, json.loads(text), at, number)
+                for id_, incident, kind, text, at, number in rows
+            ]
+            single = [one for one in held if not _is_grouped(one.body)]
+            decisions = self._decide(cursor, single, now) if single else []
+        self._write(decisions, [one for one in held if _is_grouped(one.body)], now)
         return True
 
-    def _settle_single(self, cursor: duckdb.DuckDBPyConnection, rows: Sequence[Part]) -> list[Settlement]:
-        """Returns the new states of messages that only inhibition holds back."""
-        by_incident: dict[str, list[Part]] = {}
-        for row, body in rows:
-            by_incident.setdefault(row[1], []).append((row, body))
+    def _decide(
+        self, cursor: duckdb.DuckDBPyConnection, held: Sequence[HeldMessage], now: int
+    ) -> list[tuple[Sequence[HeldMessage], Decision]]:
+        """Returns what becomes of the messages of each incident that no route groups."""
+        by_incident: dict[str, list[HeldMessage]] = {}
+        for one in held:
+            by_incident.setdefault(one.incident, []).append(one)
         known = {i for (i,) in cursor.execute(_RELEASED, [self._receiver, list(by_incident)]).fetchall()}
-        settled: list[Settlement] = []
+        found: list[tuple[Sequence[HeldMessage], Decision]] = []
         for incident, messages in by_incident.items():
-            source = self._find_source(incident, messages[-1][1]["alerts"][-1]["labels"])
-            ended = incident in self._firing.storms or any(row[2] == "resolved" for row, _ in messages)
-            if source is None and ended and incident not in known:  # both ended together
-                source = "an alert that ended before it"
-            if source is None:
-                settled += [(row[0], "pending", "") for row, _ in messages]
-            elif incident in known:
-                settled += _settle_known(messages, source, ended)
-            elif ended:
-                settled += [(row[0], "muted", f"inhibited by {source}") for row, _ in messages]
-        return settled
+            messages.sort(key=lambda one: one.number)
+            source = self._find_source(incident, messages[-1].body["alerts"][-1]["labels"]) or ""
+            owner = self._owners.get(incident, "")
+            situation = Situation(incident in known, source, owner, incident in self._firing.storms)
+            found.append((messages, decide(messages, situation, self._receiver, now)))
+        return found
 
     def _find_source(self, incident: str, labels: Labels) -> str | None:
         """Returns what inhibits an alert: the storm that represents it, or an incident by a rule; None if nothing."""
         return self._firing.storms.get(incident) or self._rules.find_source(labels, self._firing.labels)
 
-    def _write(self, settled: list[Settlement], grouped: Sequence[Part], now: int) -> None:
+    def _write(
+        self,
+        decisions: Sequence[tuple[Sequence[HeldMessage], Decision]],
+        grouped: Sequence[HeldMessage],
+        now: int,
+    ) -> None:
         assert self._groups is not None
         try:
             with self._store.transaction() as connection:
                 touched = self._collect(grouped)
-                settled += [(row[0], "grouped", group.id) for row, group in touched]
-                _settle(connection, settled, now)
+                settled = [Settlement(one.id, "grouped", group.id) for one, group in touched]
+                _settle(connection, [*settled, *self._apply(connection, decisions, now)], now)
                 changed = {group.id: group for _, group in touched}
                 for group in [g for g in self._groups.values() if g.flush_at <= now]:
                     self._flush(connection, group, now)
@@ -210,20 +221,40 @@ class HeldMessages:
             self._groups = None  # read again: the transaction kept nothing
             raise
 
-    def _collect(self, rows: Sequence[Part]) -> list[tuple[Any, Group]]:
+    def _apply(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        decisions: Sequence[tuple[Sequence[HeldMessage], Decision]],
+        now: int,
+    ) -> Iterator[Settlement]:
+        """Yields the settlements of decisions, and adds the messages that are held in place of others."""
+        added = {messages[0].incident: one.held for messages, one in decisions if one.held is not None}
+        rows = connection.execute(_NEWEST, [self._receiver, list(added)]).fetchall() if added else []
+        newest = dict(rows)
+        for messages, decision in decisions:
+            incident, last = messages[0].incident, messages[-1].number
+            if incident in added and newest.get(incident) != last:
+                del added[incident]  # a message was written since they were read: decided again next time, with it
+                continue
+            yield from decision.settled
+        if added:
+            ledger.write_changes(connection, [], [], list(added.values()), now)
+
+    def _collect(self, rows: Sequence[HeldMessage]) -> list[tuple[HeldMessage, Group]]:
         """Adds alerts to their groups; a new group is flushed after group_wait."""
         assert self._groups is not None
         touched = []
-        for row, body in rows:
+        for one in rows:
+            body = one.body
             key, alert, change = body["groupKey"], body["alerts"][-1], body["fleetpulse"]
             group = self._groups.get(key)
             if group is None:
                 node = self._rules.routes.get(change["route"])
-                due = row[4] + int((node.wait_s if node is not None else 0.0) * SECOND)
+                due = one.created + int((node.wait_s if node is not None else 0.0) * SECOND)
                 group = Group(name_group(self._receiver, key), key, dict(body["groupLabels"]), due)
                 self._groups[key] = group
-            group.add_alert(alert, row[1], (change.get("incident") or {}).get("state") == "acknowledged")
-            touched.append((row, group))
+            group.add_alert(alert, one.incident, (change.get("incident") or {}).get("state") == "acknowledged")
+            touched.append((one, group))
         return touched
 
     def _flush(self, connection: duckdb.DuckDBPyConnection, group: Group, now: int) -> None:
@@ -233,13 +264,22 @@ class HeldMessages:
         if connection.execute(_WAITS, [self._receiver, group.id]).fetchone() != (0,):
             repeat = float("inf")  # what waits for its receiver is not repeated
         ended = [a["incident"] for a in group.alerts.values() if _ended(a)]
-        reason, alerts = group.flush(now, repeat, lambda a: self._find_source(a["incident"], a["labels"]))
+        sent = {group.alerts[one]["incident"] for one in group.firing if one in group.alerts}
+        reason, alerts = group.flush(now, repeat, functools.partial(self._is_hidden, sent))
         if reason:
             ended_all = all(map(_ended, alerts))
             self._add_message(connection, group, alerts, reason, "resolved" if ended_all else "opened", now)
-        elif ended:
-            connection.execute(_NEVER_SENT, [self._receiver, group.id, ended])
+        if never := sorted({*ended} - {alert["incident"] for alert in (*alerts, *group.alerts.values())}):
+            connection.execute(_NEVER_SENT, [self._receiver, group.id, never])
         group.flush_at = max(group.flush_at + int(interval * SECOND), now + SECOND)
+
+    def _is_hidden(self, sent: Collection[str], alert: Mapping[str, Any]) -> bool:
+        """Returns whether an alert is in no message now: it is inhibited, or a person acknowledged it while it
+        was. sent: incidents of which the group was sent an alert."""
+        incident = alert["incident"]
+        if incident in self._owners and incident not in sent:
+            return True
+        return self._find_source(incident, alert["labels"]) is not None
 
     def _add_message(
         self,
@@ -257,21 +297,6 @@ class HeldMessages:
         ledger.write_changes(connection, [], [], [Payload(group.id, self._receiver, kind, text, now)], now)
 
 
-def _settle_known(messages: Sequence[Part], source: str, ended: bool) -> Iterator[Settlement]:
-    """Yields the new states of messages about an inhibited alert that the receiver has: only what pages again waits,
-    and is never sent if it ended or a person acknowledged it by then."""
-    acknowledged = max((n for n, (_, body) in enumerate(messages) if _event_of(body) == "acknowledged"), default=-1)
-    for number, (row, body) in enumerate(messages):
-        if row[2] != "firing" or len(body["alerts"]) > 1:
-            yield row[0], "pending", ""
-        elif ended or number < acknowledged:
-            yield row[0], "muted", f"inhibited by {source}"
-
-
-def _event_of(body: Mapping[str, Any]) -> str:
-    return str(body.get("fleetpulse", {}).get("event", ""))
-
-
 def _is_grouped(body: Mapping[str, Any]) -> bool:
     return "route" in body.get("fleetpulse", {})
 
@@ -284,14 +309,17 @@ def name_group(receiver: str, key: str) -> str:
 def _settle(connection: duckdb.DuckDBPyConnection, settled: Sequence[Settlement], now: int) -> None:
     if not settled:
         return
-    ids, states, reasons = map(list, zip(*settled, strict=True))
+    rows = [(one.id, one.state, one.reason, one.kind, one.body) for one in settled]
     connection.execute(
         """UPDATE outbox SET state = n.state, answer = CASE WHEN n.state = 'muted' THEN n.reason ELSE answer END,
                   part_of = CASE WHEN n.state = 'grouped' THEN n.reason END,
-                  next_attempt = make_timestamptz($4::BIGINT)
-           FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest($3::VARCHAR[]) AS reason) n
+                  kind = CASE WHEN n.kind = '' THEN outbox.kind ELSE n.kind END,
+                  payload = CASE WHEN n.body = '' THEN payload ELSE n.body END,
+                  next_attempt = make_timestamptz($6::BIGINT)
+           FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest($3::VARCHAR[]) AS reason,
+                        unnest($4::VARCHAR[]) AS kind, unnest($5::VARCHAR[]) AS body) n
            WHERE outbox.id = n.id""",
-        [ids, states, reasons, now],
+        [*(list(column) for column in zip(*rows, strict=True)), now],
     )
 
 

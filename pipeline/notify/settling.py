@@ -25,8 +25,10 @@ WHERE outbox.id = n.id
 _REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 _SETTLE_PARTS = """
 UPDATE outbox SET state = $4, answer = $5
-WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND epoch_us(created) <= $3
+WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND epoch_us(created) <= $3 AND incident IN
+    (SELECT unnest(from_json(payload -> '$.fleetpulse.incidents', '["VARCHAR"]')) FROM outbox WHERE id = $6)
 """
+"""What was in a message has its result; what an inhibition kept out of it still waits in the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +78,5 @@ class Settlements:
                 if r.reference:
                     connection.execute(_REFER, [self._receiver, r.incident, r.reference, r.now])
                 if r.state != "pending" and r.incident.startswith(GROUP_PREFIX):
-                    connection.execute(_SETTLE_PARTS, [self._receiver, r.incident, r.created, r.state, r.answer])
+                    connection.execute(_SETTLE_PARTS, [self._receiver, r.incident, r.created, r.state, r.answer, r.id])
         self._waiting, self._works = [], True

@@ -6,6 +6,7 @@ import functools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.receivers import InhibitRule, Notify, Webhook
 from pipeline.config.sections import Incidents
@@ -40,20 +41,21 @@ class LivingSite:
         rules: Incidents | None = None,
         receivers: tuple[str, ...] = ("on-call", "boss"),
         inhibit_rules: tuple[InhibitRule, ...] = (),
+        **notify: Any,
     ):
         self.path, self.rules, self.now = path, rules or Incidents(), NOON
         self.active: dict[tuple[str, str], Finding] = {}
         self.silent: set[str] = set()
         self.topology = Topology(PARENTS)
         self.webhooks = tuple(Webhook(name, "http://127.0.0.1:1/") for name in receivers)
-        self.inhibit_rules = inhibit_rules
+        self.notify = Notify(webhooks=self.webhooks, inhibit_rules=inhibit_rules)
+        self.notify = replace(self.notify, **notify)
         self.start()
 
     def start(self):
         self.database = Database(self.path)
-        notify = Notify(webhooks=self.webhooks, inhibit_rules=self.inhibit_rules)
         locate = functools.partial(locate_entity, self.topology)
-        self.notifier = Notifier(self.database, notify, "local", lambda: self.now, locate=locate)
+        self.notifier = Notifier(self.database, self.notify, "local", lambda: self.now, locate=locate)
         devices, clock, step = Devices(self.database.connection), lambda: self.now, 10 * SECOND
         self.engine = Engine(
             self.database,

@@ -15,6 +15,7 @@ import pytest
 from pipeline.config.receivers import Alertmanager as AlertmanagerConfig
 from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Config
+from pipeline.model.records import SECOND, Life, iso
 from pipeline.notify.alertmanager import compute_fingerprint
 from pipeline.notify.receivers import Message
 from pipeline.notify.receivers.webhook import make_version_4
@@ -165,6 +166,23 @@ def test_an_acknowledgement_is_a_silence_there_once(harness: NotifierHarness, re
     assert (silence["createdBy"], silence["status"]["state"]) == ("ada", "active")
     assert silence["comment"].startswith("Acknowledged in Fleetpulse: on it")
     until(lambda: alerts(real)["inc-gpu:n1.0"]["status"]["state"] == "suppressed")
+
+
+def test_what_is_acknowledged_already_is_shown_there_under_a_silence_that_begins_before_it(
+    harness: NotifierHarness, real: Alertmanager, hook: Hook
+) -> None:
+    """As for a part that was split from what a person acknowledged. The silence ends with the acknowledgement."""
+    ends = harness.now + 300 * SECOND
+    life = Life(acknowledged_by="ada", acknowledged_until=ends)
+    harness.write_change("opened", state="acknowledged", life=life)
+    assert harness.send_due(name="am") == 1
+    (silence,) = real.get("/silences")
+    assert (silence["createdBy"], silence["status"]["state"]) == ("ada", "active")
+    assert silence["endsAt"][:19] == iso(ends)[:19]
+    until(lambda: alerts(real)["inc-gpu:n1.0"]["status"]["state"] == "suppressed")
+    harness.write_change("opened", "gpu:n2.0")
+    harness.send_due(name="am")
+    until(lambda: [a["labels"]["cause"] for body in hook.bodies for a in body["alerts"]] == ["gpu:n2.0"])
 
 
 def test_one_that_forgot_everything_gets_all_alerts_and_the_watchdog_when_it_is_back(

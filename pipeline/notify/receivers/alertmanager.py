@@ -65,12 +65,16 @@ class AlertmanagerEndpoint(Endpoint):
         read_auth(self._receiver)
 
     def send(self, message: Message, call: Call) -> PostResult:
-        """Pushes the alerts of a change; an acknowledgement becomes a silence."""
+        """Pushes the alerts of a change; an acknowledgement becomes a silence, before an alert that has one already."""
         try:
             if message.kind == "update":
                 return self._silence(message, call)
+            is_owned = message.kind == "firing" and _incident_of(message).get("state") == "acknowledged"
+            silenced = self._silence(message, call) if is_owned and self._silence_s else None
             refused, result = self._push(message.alerts, message.time, call)
-            return PostResult("retry", f"{result.text}: {len(refused)} alerts refused") if refused else result
+            if refused:
+                return PostResult("retry", f"{result.text}: {len(refused)} alerts refused")
+            return result if silenced is None or result.outcome != "delivered" else silenced
         except ConfigError as error:  # a secret that was readable at the start
             return PostResult("retry", str(error))
 
@@ -121,16 +125,20 @@ class AlertmanagerEndpoint(Endpoint):
         return f"silenced by {by} until {until[:19]}Z: {why}"
 
     def _silence(self, message: Message, call: Call) -> PostResult:
-        """Creates a silence for the incident, unless this message already did."""
-        actor, incident = str(message.change.get("actor", PIPELINE)), str(message.main["labels"]["incident"])
+        """Creates a silence for the incident, unless this message already did, or the acknowledgement has expired."""
+        known, incident = _incident_of(message), str(message.main["labels"]["incident"])
+        actor = str(known.get("acknowledged_by") or message.change.get("actor", PIPELINE))
+        until = iso(message.time + int(self._silence_s * SECOND))
+        until = min(until, str(known.get("acknowledged_until") or until))
+        if until <= iso(message.time):
+            return PostResult("delivered", "the acknowledgement has expired")
         comment = cut(f"Acknowledged in Fleetpulse: {message.change.get('comment', '')} ({message.id})", 1000)
         wanted = urllib.parse.quote(f'incident="{incident}"')
         rows = _parse(self._request(call, f"/api/v2/silences?filter={wanted}"))
         if isinstance(rows, list) and any(row.get("comment") == comment for row in rows):
             return PostResult("delivered", "HTTP 200")
         matcher = {"name": "incident", "value": incident, "isRegex": False, "isEqual": True}
-        until = message.time + int(self._silence_s * SECOND)
-        made = {"matchers": [matcher], "startsAt": iso(message.time), "endsAt": iso(until), "createdBy": actor}
+        made = {"matchers": [matcher], "startsAt": iso(message.time), "endsAt": until, "createdBy": actor}
         return classify_answer(self._request(call, "/api/v2/silences", {**made, "comment": comment}))
 
     def _push(
@@ -188,6 +196,12 @@ def build(receiver: ReceiverConfig) -> Sequence[Endpoint]:
         AlertmanagerEndpoint(receiver, url, f"{receiver.name}.{i}" if several else receiver.name)
         for i, url in enumerate(receiver.urls, 1)
     ]
+
+
+def _incident_of(message: Message) -> Mapping[str, Any]:
+    """Returns the incident as it was when the message was made; empty for messages that an older version wrote."""
+    found = message.change.get("incident")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _batches(alerts: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:

@@ -34,8 +34,8 @@ MAX_SUMMARY, MAX_BYTES, ROUTING_KEY = 1024, 512_000, 32
 """Characters of `summary`, bytes of a body, characters of a routing key: limits of Events API v2."""
 SEVERITY = {"critical": "critical", "warning": "warning", "info": "info"}
 PAGES_AGAIN = ("acknowledgement_expired", "worsened")
-"""Changes that end an acknowledgement here. A trigger of an alert that is acknowledged there notifies nobody, so the
-alert is resolved before."""
+"""Changes that end an acknowledgement here, as a higher severity also does. A trigger of an alert that is acknowledged
+there notifies nobody, so the alert is resolved before."""
 HEALTH_KEY = "fleetpulse-health-check"
 """dedup_key of the health check: to resolve a key that was never triggered changes nothing."""
 SIGNATURE_PREFIX = "v1="
@@ -76,7 +76,8 @@ class PagerDutyEndpoint(Endpoint):
         if message.kind == "firing" and message.is_resolved:
             action = "resolve"
         event: dict[str, Any] = {"event_action": action, "dedup_key": message.thread}
-        if action == "trigger" and message.event in PAGES_AGAIN:
+        pages_again = message.event in PAGES_AGAIN or message.change.get("acknowledgement_ended") is True
+        if action == "trigger" and pages_again:
             ended = self._post({**event, "event_action": "resolve"}, call)
             if ended.outcome != "delivered":
                 return ended

@@ -1,0 +1,148 @@
+"""What becomes of the held messages of one incident that no route groups: sent, held further, or never sent.
+
+A receiver has an alert if the newest message that it was sent fires. What it does not have waits while something
+inhibits it, or a person acknowledged it meanwhile; then the newest state is sent, once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.incidents.ledger import Payload
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A held row of the outbox. created: UTC us."""
+
+    id: str
+    incident: str
+    kind: str
+    body: Body
+    created: int
+    number: int
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it ends an alert and fires another one: the labels of the incident changed."""
+        return self.kind == "firing" and len(self.body["alerts"]) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The new state of a message. reason: why it is never sent, or its group.
+
+    kind, body: what is sent in place of it; empty: unchanged.
+    """
+
+    id: str
+    state: Literal["pending", "grouped", "muted"]
+    reason: str = ""
+    kind: str = ""
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides about the messages of an incident.
+
+    has:    whether the receiver has its alert.   inhibitor: what inhibits it; empty: nothing.
+    owner:  who acknowledged it while it was inhibited; empty: nobody.   storm: whether a storm represents it.
+    """
+
+    has: bool
+    inhibitor: str = ""
+    owner: str = ""
+    storm: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why a message is not sent."""
+        if self.inhibitor:
+            return f"inhibited by {self.inhibitor}"
+        return f"acknowledged by {self.owner}" if self.owner else "replaced by a later message"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of the messages of an incident. held: a new message that is held further, if an alert was ended and
+    the one that replaces it must wait."""
+
+    settled: list[Settlement]
+    held: Payload | None = None
+
+
+def decide(messages: Sequence[HeldMessage], situation: Situation, receiver: str, now: int) -> Decision:
+    """Returns what becomes of the messages of one incident, in their order. What is not settled is held further."""
+    newest = [number for number, one in enumerate(messages) if one.kind != "update"]
+    fires = newest[-1] if newest and messages[newest[-1]].kind == "firing" else -1
+    if not situation.has:
+        return Decision(list(_settle_unknown(messages, situation, fires, ended=bool(newest) and fires < 0)))
+    if situation.inhibitor and any(one.replaces for one in messages):
+        return _end_old_alert(messages, situation, fires, receiver, now)
+    return Decision(list(_settle_known(messages, situation, fires)))
+
+
+def _settle_unknown(
+    messages: Sequence[HeldMessage], situation: Situation, fires: int, ended: bool
+) -> Iterator[Settlement]:
+    """Yields the new states of messages about an alert that the receiver does not have."""
+    if ended or situation.storm or situation.owner:
+        reason = situation.reason if situation.inhibitor or situation.owner else "ended before it was sent"
+        yield from (Settlement(one.id, "muted", reason) for one in messages)
+        return
+    for number, one in enumerate(messages):
+        if number < fires:
+            yield Settlement(one.id, "muted", situation.reason)
+        elif not situation.inhibitor:
+            yield _keep_firing(one)
+
+
+def _settle_known(messages: Sequence[HeldMessage], situation: Situation, fires: int) -> Iterator[Settlement]:
+    """Yields the new states of messages about an alert that the receiver has: only what pages again waits while it is
+    inhibited, and is never sent if it ended, or if a person acknowledged it by then."""
+    held = bool(situation.inhibitor or situation.owner)
+    for number, one in enumerate(messages):
+        if not held or one.kind != "firing" or one.replaces:
+            yield Settlement(one.id, "pending")
+        elif number < fires or fires < 0 or situation.storm or situation.owner:
+            yield Settlement(one.id, "muted", situation.reason)
+
+
+def _end_old_alert(
+    messages: Sequence[HeldMessage], situation: Situation, fires: int, receiver: str, now: int
+) -> Decision:
+    """Returns the end of the alert that the receiver has, whose labels changed while it is inhibited; the newest state
+    of the incident is held in place of all later messages."""
+    at = next(number for number, one in enumerate(messages) if one.replaces)
+    first = messages[at]
+    settled = [Settlement(one.id, "muted", situation.reason) for number, one in enumerate(messages) if number != at]
+    said = {**first.body.get("fleetpulse", {}), "event": "inhibited", "actor": "fleetpulse", "comment": ""}
+    text = _make_text(first.body, first.body["alerts"][:1], "resolved", {**said, "comment": situation.reason})
+    settled.append(Settlement(first.id, "pending", "", "resolved", text))
+    if fires < 0 or situation.storm or situation.owner:
+        return Decision(settled)
+    newest = messages[fires]
+    text = _make_text(newest.body, newest.body["alerts"][-1:], "firing", newest.body.get("fleetpulse", {}))
+    return Decision(settled, Payload(first.incident, receiver, "firing", text, now, "held"))
+
+
+def _keep_firing(message: HeldMessage) -> Settlement:
+    """Returns a message for a receiver that has no alert of the incident: without the end of an old one."""
+    if not message.replaces:
+        return Settlement(message.id, "pending")
+    text = _make_text(message.body, message.body["alerts"][-1:], "firing", message.body.get("fleetpulse", {}))
+    return Settlement(message.id, "pending", "", "firing", text)
+
+
+def _make_text(body: Body, alerts: Sequence[Body], status: str, said: Body) -> str:
+    """Returns the stored body with only some of its alerts."""
+    reason = "all alerts resolved" if status == "resolved" else "first notification"
+    shared = {"commonLabels": alerts[0]["labels"], "commonAnnotations": alerts[0]["annotations"]}
+    made = {**body, "status": status, "notification_reason": reason, **shared, "alerts": alerts, "fleetpulse": said}
+    return json.dumps(made, separators=(",", ":"))
