@@ -21,6 +21,8 @@ _OF_SIGNAL = frozenset({"value", "usual", "limit", "before", "expected"})
 _OF_COLLAPSE = ("value", "usual", "share", "since")
 _OF_RISE = ("value", "rise", "seconds", "limit", "since")
 """Facts of the events of agents/node/edge/coolant.py and temperature.py."""
+_OF_CANARY = ("canary", "digest", "version")
+"""Facts of the event `digest`: the results of a round of test problems."""
 
 
 def describe_facts(data: Mapping[str, Any], most: int | None = None) -> str:
@@ -31,6 +33,8 @@ def describe_facts(data: Mapping[str, Any], most: int | None = None) -> str:
         return _describe_collapse(data, signal.column.replace("_", " "), unit)
     if signal is not None and all(_is_number(data.get(key)) for key in _OF_RISE):
         return _describe_rise(data, signal.column.replace("_", " "), unit)
+    if all(isinstance(data.get(key), str) for key in _OF_CANARY):
+        return _describe_canary(data)
     known = [(str(key), value) for key, value in data.items() if value not in (None, "", [], {})]
     shown = [_describe_fact(key, value, unit if key in _OF_SIGNAL else "") for key, value in known[:most]]
     return ", ".join(shown) + (", ..." if most is not None and len(known) > most else "")
@@ -59,6 +63,30 @@ def _describe_rise(data: Mapping[str, Any], name: str, unit: str) -> str:
     return f"{name} {data['value']:.4g} {unit}, {fast}; {_since(data)}"
 
 
+def _describe_canary(data: Mapping[str, Any]) -> str:
+    """Returns what a round of test problems gave, and how often it failed again; digests are in the evidence."""
+    digest, expected, golden = str(data["digest"]), data.get("expected"), data.get("golden")
+    if digest.startswith("died "):
+        said = f"the test {digest}"
+    elif golden is None and expected is None:
+        said = "result without a known answer"
+    else:
+        said = "right result" if golden is True or (golden is None and digest == expected) else "wrong result"
+    where = ", ".join(str(data[key]) for key in ("format", "range") if data.get(key))
+    parts = [f"{said}{f' ({where})' if where else ''} of canary {data['canary']}"]
+    if _is_number(data.get("again")):
+        parts.append("right in all retests" if not data["again"] else f"wrong again in {data['again']:,} retests")
+    if isinstance(data.get("wrong"), list) and len(data["wrong"]) > 1:
+        parts.append(f"{len(data['wrong']):,} problems wrong")
+    if _is_number(data.get("rounds")) and data["rounds"] > 1:
+        parts.append(f"{data['rounds']:,} rounds since the last report")
+    if _is_number(data.get("lacking")) and data["lacking"]:
+        parts.append(f"{data['lacking']:,} problems that the device cannot compute")
+    if _is_number(data.get("took")):
+        parts.append(f"took {data['took']:.3g} s")
+    return ", ".join(parts)
+
+
 def _since(data: Mapping[str, Any]) -> str:
     return f"since {_text(int(data['since']))[11:]}"
 
@@ -69,7 +97,7 @@ def _describe_fact(key: str, value: Any, unit: str) -> str:
         return f"signal {CATALOGUE[value].column.replace('_', ' ')}"
     if key == "share" and _is_number(value):
         return f"share {100 * value:.3g} %"
-    if key in ("seconds", "latency") and _is_number(value):
+    if key in ("seconds", "latency", "took") and _is_number(value):
         return f"{value:.4g} s" if key == "seconds" else f"{name} {value:.4g} s"
     if isinstance(value, Mapping):
         if len(value) > MOST_PAIRS or any(isinstance(one, (Mapping, list)) for one in value.values()):

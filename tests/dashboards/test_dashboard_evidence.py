@@ -96,7 +96,16 @@ def test_odds_are_numbers_that_people_know(odds: float, shown: str) -> None:
 
 def test_figures_exclude_the_fields_of_the_vote() -> None:
     facts = {"digest": "aa", "expected": "bb", "peers": 7, "mismatches": 3}
-    assert [label for label, _ in evidence.figure_rows(finding(evidence=facts))] == ["Wrong results"]
+    assert [label for label, _ in evidence.figure_rows(finding(evidence=facts))] == ["Checks with a wrong result"]
+
+
+def test_the_figures_of_wrong_results_name_the_parts_of_the_checks_in_the_title() -> None:
+    facts = {"reproduced": 49, "mismatches": 22, "right_rounds": 350}  # title: wrong results in 71 of 421 checks
+    assert evidence.figure_rows(finding(evidence=facts)) == [
+        ("Retests of them, wrong again", "49"),
+        ("Checks with a wrong result", "22"),
+        ("Checks and retests with a right result", "350"),
+    ]
 
 
 @pytest.mark.parametrize(

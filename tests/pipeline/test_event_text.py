@@ -11,6 +11,9 @@ from pipeline.model.event_text import describe_facts
 RANKS = {f"rank:81.{i}": {"gpu": f"gpu:n003.{i}", "stage": "stage:81.0"} for i in range(8)}
 
 
+CANARY = {"canary": "gemm.3", "version": "1", "took": 0.1234, "began": 1_795_835_626_000_000, "uuid": "GPU-1"}
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -62,6 +65,31 @@ RANKS = {f"rank:81.{i}": {"gpu": f"gpu:n003.{i}", "stage": "stage:81.0"} for i i
             },
             "temperature 58.25 Cel, 13 K in 13 s, limit 0.5 K/s; since 03:13:46Z",
         ),
+        ({"took": 0.12, "call": "nvml"}, "took 0.12 s, call nvml"),
+        (
+            {**CANARY, "digest": "aa", "expected": "aa", "golden": True, "rounds": 360, "runs": 12, "lacking": 2},
+            "right result of canary gemm.3, 360 rounds since the last report, "
+            "2 problems that the device cannot compute, took 0.123 s",
+        ),
+        (
+            {
+                **CANARY,
+                "digest": "bb",
+                "expected": "aa",
+                "golden": False,
+                "format": "bf16",
+                "range": "large",
+                "again": 2,
+            }
+            | {"wrong": ["a", "b"], "rounds": 1},
+            "wrong result (bf16, large) of canary gemm.3, wrong again in 2 retests, 2 problems wrong, took 0.123 s",
+        ),
+        (
+            {**CANARY, "digest": "bb", "expected": "aa", "again": 0},
+            "wrong result of canary gemm.3, right in all retests, took 0.123 s",
+        ),
+        ({**CANARY, "digest": "bb"}, "result without a known answer of canary gemm.3, took 0.123 s"),
+        ({**CANARY, "digest": "died 11", "golden": False}, "the test died 11 of canary gemm.3, took 0.123 s"),
     ],
 )
 def test_numbers_have_units_and_few_digits_and_long_lists_are_counted(data: dict[str, Any], text: str) -> None:
