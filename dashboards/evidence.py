@@ -67,6 +67,15 @@ def main_finding(detail: IncidentDetail) -> Finding | None:
     )
 
 
+def describe_main_finding(finding: Finding, incident: Incident) -> str:
+    """Returns the summary of the main finding, with a note if the title has other numbers: the store keeps the
+    strongest report of a finding, and the title follows the newest."""
+    text, title = words.plain(finding.summary), words.plain(incident.summary)
+    own = (finding.entity, finding.detector) == (incident.entity, incident.detector)
+    same = title.startswith(text) or text.startswith(title.removesuffix("…").rstrip())
+    return f"{text} (strongest report; the title has the newest)" if own and not same else text
+
+
 # --- comparison -------------------------------------------------------------------------------------
 
 

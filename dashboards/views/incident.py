@@ -153,7 +153,7 @@ def _evidence(detail: IncidentDetail, now: int) -> None:
         st.html(markup.vote_results(vote))
     else:
         _chart(detail, now)
-    st.html(markup.section("Main finding", plain(finding.summary)))
+    st.html(markup.section("Main finding", evidence.describe_main_finding(finding, detail.incident)))
     if text := evidence.suppression_notice(finding):
         st.html(markup.notice(text, "degraded"))
     st.html(markup.comparison(evidence.comparison_rows(finding, detail, now)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def test_the_main_finding_is_of_the_incidents_entity() -> None:
     assert leading is not None
     assert leading.entity == "gpu:n1.0"
     assert evidence.main_finding(detail()) is None
+
+
+@pytest.mark.parametrize(
+    ("title", "entity", "noted"),
+    [
+        ("rank 3 is 33 % slow", "gpu:n1.0", True),
+        ("rank 3 is 34 % slow; job 81 31 % slower", "gpu:n1.0", False),
+        ("rank 3 is 34 %…", "gpu:n1.0", False),
+        ("rack r1 is hot", "gpu:n1.1", False),
+    ],
+)
+def test_a_main_finding_with_other_numbers_than_the_title_says_why(title: str, entity: str, noted: bool) -> None:
+    strongest = replace(finding(entity), summary="rank 3 is 34 % slow")
+    said = evidence.describe_main_finding(strongest, detail(strongest, summary=title).incident)
+    assert said == "Rank 3 is 34 % slow" + (" (strongest report; the title has the newest)" if noted else "")
 
 
 def test_chart_signals_start_with_the_main_finding_and_are_unique() -> None:
