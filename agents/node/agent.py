@@ -435,6 +435,10 @@ def watch_hangup(config: Config, load: Load, agent: Agent) -> Reload:
         fresh = load()
         check_settings(fresh)
         check_with_origin(fresh, configure)
+        if fresh.pipeline.transport == "kafka":
+            from pipeline.transport import kafka_clients  # here: an agent without Kafka need not load its client
+
+            kafka_clients.client_settings(fresh.kafka, "agent")
         _check_ports(fresh, own=_list_ports(config).values())
         return fresh
 

@@ -206,16 +206,12 @@ def _listen(api: Api) -> socket.socket:
     return listener
 
 
-def check_start(config: Config, own: tuple[str, int]) -> None:
-    """Raises ConfigError if a start could not serve [api]: the port is taken, or tokens are missing.
-
-    own: where this process listens until then.
-    """
-    tokens.read_tokens(config.api, roles=tokens.find_role_file(config.store.path))
+def check_listen(api: Api, own: tuple[str, int]) -> None:
+    """Raises ConfigError if a start could not listen on [api] host and port. own: where this process listens now."""
     try:
-        check_free(config.api.host, config.api.port, [own])
+        check_free(api.host, api.port, [own])
     except OSError as error:
-        raise ConfigError(_explain(config.api, error)) from error
+        raise ConfigError(_explain(api, error)) from error
 
 
 def _explain(api: Api, error: Exception) -> str:

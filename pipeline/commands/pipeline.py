@@ -13,14 +13,14 @@ from typing import Any
 import duckdb
 
 from pipeline.api.backend import Health, SenderStates, Sources
-from pipeline.api.server import ApiServer, check_start, create_app, start_server
+from pipeline.api.server import ApiServer, create_app, start_server
 from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
 from pipeline.commands.reservations import watch_reservations
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
-from pipeline.commands.start_checks import check_receivers
+from pipeline.commands.start_checks import check_next_start, check_receivers
 from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import ANY, Config
 from pipeline.engine import decommission
@@ -29,7 +29,6 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.judge import Judge
 from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
-from pipeline.incidents.advice import read_advice
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.jobs import Pulse
 from pipeline.incidents.silences import parse_matchers
@@ -472,11 +471,7 @@ def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Sto
 
     def load_checked() -> Config:
         fresh = load()
-        check_with_origin(fresh, lambda one: check_receivers(one, secrets=True))
-        if fresh.incidents.advice_file is not None:
-            read_advice(fresh.incidents.advice_file)
-        if (fresh.api.host, fresh.api.port) != (config.api.host, config.api.port):
-            check_start(fresh, (api.host, api.port))
+        check_next_start(config, fresh, (api.host, api.port))
         return fresh
 
     return Reload("pipeline", config, load_checked, ("store.path", "site.name"), record, log.warning)

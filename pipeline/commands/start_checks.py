@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Collection
 
 from pipeline.commands.installed import is_node
+from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import Config
+from pipeline.config.topology import OWN
 from pipeline.model.errors import ConfigError
 
 
@@ -32,6 +34,39 @@ def check_receivers(config: Config, secrets: bool = False) -> None:
         build_rules(config.notify)
     except ConfigError as error:
         raise ConfigError(f"{config.source}: {error}") from error
+
+
+def check_next_start(now: Config, fresh: Config, address: tuple[str, int]) -> None:
+    """Raises ConfigError or UsageError if a start with `fresh` would end with exit code 2. Reads secrets.
+
+    address: where the API of this process, which runs with `now`, listens until then.
+    """
+    from pipeline.api.server import check_listen
+    from pipeline.api.tokens import find_role_file, read_tokens
+    from pipeline.incidents.advice import read_advice
+
+    check_with_origin(fresh, lambda one: check_receivers(one, secrets=True))
+    if fresh.incidents.advice_file is not None:
+        read_advice(fresh.incidents.advice_file)
+    if fresh.pipeline.transport == "kafka":
+        from pipeline.transport.kafka_clients import client_settings
+
+        client_settings(fresh.kafka, "pipeline")
+    if fresh.topology != now.topology:
+        _check_topology(fresh)
+    read_tokens(fresh.api, roles=find_role_file(fresh.store.path))
+    if (fresh.api.host, fresh.api.port) != (now.api.host, now.api.port):
+        check_listen(fresh.api, address)
+
+
+def _check_topology(config: Config) -> None:
+    """Raises UsageError if [topology] path cannot be read, which ends a start; other sources do not."""
+    from pipeline.commands.site_reload import list_settings
+    from pipeline.topology.site import read_source
+
+    for setting in list_settings(config.topology):
+        if setting.name == OWN:
+            read_source(setting)
 
 
 def _describe_known(name: str, known: Collection[str]) -> str:

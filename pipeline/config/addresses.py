@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "(hidden)"
-PLACEHOLDER = "HOST[:PORT]/PATH"
-"""What messages expect, which is no address."""
+PLACEHOLDERS = ("HOST[:PORT]/PATH", "host/path")
+"""What messages expect, which are no addresses."""
 _WHOLE = re.compile(r"(\w[\w+.-]*://)(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(\w[\w+.-]*://)((?:\\\\|[^\s'\"<>\\])*)")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^][:@]+)(?::[0-9]*)?")
@@ -36,10 +36,8 @@ def hide_in_text(text: str) -> str:
 
 
 def _hide_match(found: re.Match[str]) -> str:
-    if found[2].startswith(PLACEHOLDER):
-        return found[0]
     rest = found[2].rstrip(".,;:)]}") if not found[2].endswith(("]", HIDDEN)) else found[2]
-    return found[1] + _hide_rest(rest) + found[2][len(rest) :]
+    return found[1] + (rest if rest in PLACEHOLDERS else _hide_rest(rest)) + found[2][len(rest) :]
 
 
 def _hide_rest(rest: str) -> str:

@@ -22,6 +22,8 @@ from tests.until import until
 ROOT = Path(__file__).parents[2]
 BASE = '[agent]\nnode = "n1"\ncollectors = ["host"]\ninterval = 0.2\n[spool]\ndirectory = "{spool}"\n'
 
+LOGIN = '[pipeline]\ntransport = "kafka"\n[kafka]\nsecurity_protocol = "SASL_SSL"\n[spool]'
+
 
 class Running:
     """`fleetpulse agent` as a process, with its log, its file of configuration and its messages to systemd."""
@@ -87,7 +89,7 @@ def test_a_reload_is_a_new_start_in_the_same_process_with_an_event_and_without_a
 
 
 def test_an_empty_list_in_place_of_a_default_is_applied(running: Running, drain: Callable[[Path], Drained]) -> None:
-    """`trusted` is ["root"] where it is missing."""
+    """`trusted` names root and slurm where it is missing."""
     running.reload(running.base + "[collector.training]\ntrusted = []\n")
     running.wait_for("started, every", times=2)
     running.process.terminate()
@@ -104,8 +106,9 @@ def test_an_empty_list_in_place_of_a_default_is_applied(running: Running, drain:
         (('node = "n1"', 'node = "n2"'), "agent.node changed: restart the agent for that"),
         (('["host"]', '["hots"]'), "hots"),
         (("interval = 0.2", "interval = 0"), "expected seconds, above 0"),
+        (("[spool]", LOGIN), "expected username and password_file"),
     ],
-    ids=["an unknown key", "another name", "an unknown collector", "no interval"],
+    ids=["an unknown key", "another name", "an unknown collector", "no interval", "a login without its password"],
 )
 def test_a_wrong_configuration_changes_nothing_and_is_an_event(
     running: Running, drain: Callable[[Path], Drained], change: tuple[str, str], why: str
