@@ -287,7 +287,7 @@ def _decay_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) -
             bits = float(errors.bits_per_second(np.array([port]))[0])
             rate, usual = count / seconds / bits, limits.healthy_ber
             compared = Comparison(rate, usual, None, f"healthy links: BER below {usual:g}", 0, rate - usual, "BER")
-            title = f"{count} {_ERROR_NAMES[signal]} in {short_duration(seconds)}, BER {rate:.0e}"
+            title = f"{count:,} {_ERROR_NAMES[signal]} in {short_duration(seconds)}, BER {rate:.0e}"
             evidence = {"side": side, signal: count, **records.modules.as_evidence(port)}
             clears = "a few minutes with errors in an hour at most"
             score = float(counter.slow[port]) / SLOW_LIMIT
