@@ -310,6 +310,8 @@ def _config(given: argparse.Namespace) -> int:
     rows, columns = configuration.run_config(given)
     if given.verb == "check":
         _check_owners(_load_config(given))
+    if given.verb == "diff" and given.output == "table":
+        rows = configuration.show_empty(rows)
     _print_rows(rows, columns, given.output)
     return int(given.verb == "diff" and bool(rows))
 

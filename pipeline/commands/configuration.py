@@ -38,6 +38,11 @@ def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     return check_files(files.find_file(given.config, environ)), CHECKED
 
 
+def show_empty(rows: Rows) -> Rows:
+    """Returns rows of a table in which an empty list or text is written out; blank is then a key that is missing."""
+    return [{key: repr(one) if one in ([], "", {}) else one for key, one in row.items()} for row in rows]
+
+
 def check_files(path: Path | None) -> Rows:
     """Returns a row per file and group, all of which are valid. Raises ConfigError for a group of other nodes too."""
     if path is None:

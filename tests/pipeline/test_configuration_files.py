@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -321,6 +322,9 @@ def test_an_empty_value_of_a_raw_table_differs_from_a_key_that_is_missing(
     other = main.with_name("other.toml")
     other.write_text(MAIN + kept + more)
     assert rows("diff", str(other), "--config", str(main)) == [{"key": key, "here": None, "there": value}]
+    with contextlib.redirect_stdout(io.StringIO()) as table:
+        assert fleetpulse.main(["config", "diff", str(other), "--config", str(main)]) == 1
+    assert table.getvalue().splitlines()[-1].split() == [key, repr(value)]
     before, after = load_config(main), load_config(other)
     assert list_changes(before, after, [], "agent") == [f"{key}: none -> {value or repr(value)}"]
     assert list_changes(after, before, [], "agent") == [f"{key}: {value or repr(value)} -> none"]
