@@ -108,9 +108,12 @@ _RELEASED = """
 SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
 AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident HAVING arg_max(kind, number) = 'firing'
 """
-_OWNERS = """
-SELECT id, json_extract_string(life, '$.acknowledged_by') FROM incidents
-WHERE resolved IS NULL AND state = 'acknowledged' AND json_extract_string(life, '$.page_waits') = 'true'
+_HELD_BACK = """
+SELECT id, coalesce(json_extract_string(life, '$.inhibited_by[0]'), ''),
+    coalesce(json_extract_string(life, '$.inhibitor'), ''),
+    CASE WHEN state = 'acknowledged' AND json_extract_string(life, '$.page_waits') = 'true'
+         THEN coalesce(json_extract_string(life, '$.acknowledged_by'), '') ELSE '' END
+FROM incidents WHERE resolved IS NULL AND life IS NOT NULL
 """
 _NEWEST = """
 SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
@@ -125,17 +128,23 @@ MakeBody = Callable[[Sequence[Mapping[str, Any]], str, Mapping[str, str], str], 
 """Makes a body of version 4 of alerts, groupKey, group labels and reason."""
 
 
-class Firing(NamedTuple):
-    """The alerts that fire: incident -> labels, and incident -> the storm that represents it."""
+class HeldBack(NamedTuple):
+    """What holds an incident back as its newest change says; empty: nothing.
 
-    labels: Mapping[str, Labels]
-    storms: Mapping[str, str]
+    storm:     the incident that represents it.   inhibitor: what inhibits it: also if its rule is no longer configured,
+               until the end of that inhibition is a change, in which pages count for a storm.
+    owner:     who acknowledged it while it was inhibited.
+    """
+
+    storm: str = ""
+    inhibitor: str = ""
+    owner: str = ""
 
 
 class HeldMessages:
     """Decides about the held messages of one receiver, in its thread.
 
-    load_firing: returns all alerts that fire, which may inhibit others.
+    load_firing: returns the labels of all alerts that fire, which may inhibit others, by incident.
     """
 
     def __init__(
@@ -143,14 +152,14 @@ class HeldMessages:
         store: Store,
         receiver: str,
         rules: Rules,
-        load_firing: Callable[[duckdb.DuckDBPyConnection], Firing],
+        load_firing: Callable[[duckdb.DuckDBPyConnection], Mapping[str, Labels]],
         make_body: MakeBody,
     ) -> None:
         self._store, self._receiver, self._rules = store, receiver, rules
         self._load_firing, self._make_body = load_firing, make_body
         self._groups: dict[str, Group] | None = None
-        self._firing = Firing({}, {})
-        self._owners: Mapping[str, str] = {}
+        self._firing: Mapping[str, Labels] = {}
+        self._held_back: Mapping[str, HeldBack] = {}
 
     def release(self, now: int) -> bool:
         """Releases the messages that are due, in one transaction. Returns whether anything is still held or grouped."""
@@ -162,8 +171,8 @@ class HeldMessages:
             due = [group for group in self._groups.values() if group.flush_at <= now]
             if not rows and not due:
                 return bool(self._groups)
-            self._firing = self._load_firing(cursor) if self._rules.inhibitions else Firing({}, {})
-            self._owners = dict(cursor.execute(_OWNERS).fetchall())
+            self._firing = self._load_firing(cursor) if self._rules.inhibitions else {}
+            self._held_back = {id_: HeldBack(*by) for id_, *by in cursor.execute(_HELD_BACK).fetchall() if any(by)}
             held = [
                 HeldMessage(id_, incident, kind, json.loads(text), at, number)
                 for id_, incident, kind, text, at, number in rows
@@ -185,14 +194,15 @@ class HeldMessages:
         for incident, messages in by_incident.items():
             messages.sort(key=lambda one: one.number)
             source = self._find_source(incident, messages[-1].body["alerts"][-1]["labels"]) or ""
-            owner = self._owners.get(incident, "")
-            situation = Situation(incident in known, source, owner, incident in self._firing.storms)
+            back = self._held_back.get(incident, HeldBack())
+            situation = Situation(incident in known, source, back.owner, bool(back.storm))
             found.append((messages, decide(messages, situation, self._receiver, now)))
         return found
 
     def _find_source(self, incident: str, labels: Labels) -> str | None:
         """Returns what inhibits an alert: the storm that represents it, or an incident by a rule; None if nothing."""
-        return self._firing.storms.get(incident) or self._rules.find_source(labels, self._firing.labels)
+        back = self._held_back.get(incident, HeldBack())
+        return back.storm or back.inhibitor or self._rules.find_source(labels, self._firing)
 
     def _write(
         self,
@@ -277,7 +287,7 @@ class HeldMessages:
         """Returns whether an alert is in no message now: it is inhibited, or a person acknowledged it while it
         was. sent: incidents of which the group was sent an alert."""
         incident = alert["incident"]
-        if incident in self._owners and incident not in sent:
+        if self._held_back.get(incident, HeldBack()).owner and incident not in sent:
             return True
         return self._find_source(incident, alert["labels"]) is not None
 

@@ -81,9 +81,10 @@ def decide(messages: Sequence[HeldMessage], situation: Situation, receiver: str,
     """Returns what becomes of the messages of one incident, in their order. What is not settled is held further."""
     newest = [number for number, one in enumerate(messages) if one.kind != "update"]
     fires = newest[-1] if newest and messages[newest[-1]].kind == "firing" else -1
+    ended = bool(newest) and fires < 0
     if not situation.has:
-        return Decision(list(_settle_unknown(messages, situation, fires, ended=bool(newest) and fires < 0)))
-    if situation.inhibitor and any(one.replaces for one in messages):
+        return Decision(list(_settle_unknown(messages, situation, fires, ended)))
+    if (situation.inhibitor or ended) and any(one.replaces for one in messages):
         return _end_old_alert(messages, situation, fires, receiver, now)
     return Decision(list(_settle_known(messages, situation, fires)))
 
@@ -106,7 +107,7 @@ def _settle_unknown(
 def _settle_known(messages: Sequence[HeldMessage], situation: Situation, fires: int) -> Iterator[Settlement]:
     """Yields the new states of messages about an alert that the receiver has: only what pages again waits while it is
     inhibited, and is never sent if it ended, or if a person acknowledged it by then."""
-    held = bool(situation.inhibitor or situation.owner)
+    held = bool(situation.inhibitor or situation.owner) or fires < 0
     for number, one in enumerate(messages):
         if not held or one.kind != "firing" or one.replaces:
             yield Settlement(one.id, "pending")
@@ -122,8 +123,10 @@ def _end_old_alert(
     at = next(number for number, one in enumerate(messages) if one.replaces)
     first = messages[at]
     settled = [Settlement(one.id, "muted", situation.reason) for number, one in enumerate(messages) if number != at]
-    said = {**first.body.get("fleetpulse", {}), "event": "inhibited", "actor": "fleetpulse", "comment": ""}
-    text = _make_text(first.body, first.body["alerts"][:1], "resolved", {**said, "comment": situation.reason})
+    said = dict(first.body.get("fleetpulse", {}))
+    if situation.inhibitor:
+        said |= {"event": "inhibited", "actor": "fleetpulse", "comment": situation.reason}
+    text = _make_text(first.body, first.body["alerts"][:1], "resolved", said)
     settled.append(Settlement(first.id, "pending", "", "resolved", text))
     if fires < 0 or situation.storm or situation.owner:
         return Decision(settled)

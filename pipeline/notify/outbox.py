@@ -28,7 +28,7 @@ from pipeline.notify import alertmanager, delivery
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
 from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
-from pipeline.notify.held_messages import Firing, HeldMessages, Store
+from pipeline.notify.held_messages import HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.routes import build_rules
@@ -159,11 +159,9 @@ class Notifier:
             rows = cursor.execute(_NEWEST_ALERTS, [list(incidents)]).fetchall()
         return {incident: json.loads(payload)["alerts"][-1]["labels"] for incident, payload in rows}
 
-    def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Firing:
-        """Returns all alerts that fire."""
-        found = ledger.load_open_incidents(cursor)
-        storms = {incident.id: storm for incident in found for storm in incident.life.inhibited_by}
-        return Firing(self._planner.label_all(found), storms)
+    def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, Mapping[str, str]]:
+        """Returns the labels of all alerts that fire, by incident."""
+        return self._planner.label_all(ledger.load_open_incidents(cursor))
 
     def wake(self) -> None:
         """Wakes the threads after payloads were committed."""

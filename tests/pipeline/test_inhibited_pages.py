@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from pipeline.config.receivers import InhibitRule, PagerDuty, Route, Webhook
 from pipeline.config.sections import EscalationStep, Incidents
 from pipeline.incidents.life import STORM
+from pipeline.incidents.silences import parse_matchers
 from pipeline.model.records import SECOND, Caller
-from tests.pipeline.living import LivingSite
+from tests.pipeline.living import HOUR, LivingSite
 from tests.pipeline.notifier_harness import Receiver
 from tests.pipeline.receiver_servers import Service, serve, stop
 
@@ -242,6 +244,65 @@ def test_with_routes_too_pages_that_a_person_took_while_they_were_inhibited_are_
     site.send()
     assert site.posted(taken) == [PAGED]
     site.database.close()
+
+
+@pytest.mark.slow
+def test_pages_count_for_a_storm_also_if_their_rule_is_no_longer_configured_after_a_restart(heard):
+    """The receivers' threads may be the first to work after the restart."""
+    heard.report("cdu:c1", detector="coolant")
+    pages = open_all(heard)
+    heard.send()
+    heard.wait(11)
+    heard.notify = replace(heard.notify, inhibit_rules=())
+    heard.restart()
+    heard.send()
+    assert [heard.posted(page) for page in pages] == [[]] * 4
+    heard.wait(1)
+    heard.send()
+    assert [heard.posted(page) for page in pages] == [[PAGED], [PAGED], [], []]
+    assert list(heard.storms()[0].life.represents) == pages[2:]
+
+
+@pytest.mark.slow
+def test_a_silence_that_ends_under_an_inhibition_sends_no_page_before_that_ends_too(heard):
+    source = heard.report("cdu:c1", detector="coolant")
+    silence = heard.people.add_silence("silence", parse_matchers(["detector=hot"]), None, heard.now + HOUR, "x", ANN)
+    pages = open_all(heard)
+    heard.send()
+    heard.people.expire_silence(silence.id, ANN)
+    heard.send()
+    heard.wait(11)
+    assert [heard.posted(page) for page in pages] == [[]] * 4
+    heard.people.resolve(source, ANN, "pump changed")
+    heard.send()
+    assert [heard.posted(page) for page in pages] == [[PAGED], [PAGED], [], []]
+
+
+@pytest.mark.slow
+def test_a_silence_that_began_under_an_inhibition_holds_pages_after_that(heard):
+    source, pages = heard.report("cdu:c1", detector="coolant"), open_all(heard)
+    heard.send()
+    silence = heard.people.add_silence("silence", parse_matchers(["detector=hot"]), None, heard.now + HOUR, "x", ANN)
+    heard.send()
+    heard.people.resolve(source, ANN, "pump changed")
+    heard.wait(11)
+    heard.send()
+    assert [heard.posted(page) for page in pages] == [[]] * 4
+    heard.people.expire_silence(silence.id, ANN)
+    heard.send()
+    assert [heard.posted(page) for page in pages] == [[PAGED], [PAGED], [], []]
+
+
+@pytest.mark.slow
+def test_what_ends_together_with_its_source_is_not_paged_again(heard):
+    page, ticket = heard.report("host:a"), heard.report("host:b", level="ticket")
+    heard.send()
+    heard.report("cdu:c1", detector="coolant")
+    heard.report("host:b")
+    heard.active = {}
+    heard.wait(12)
+    heard.send()
+    assert (heard.posted(page), heard.posted(ticket)) == ([PAGED, [("resolved", "critical")]], [SENT, ENDED])
 
 
 @pytest.mark.slow
