@@ -16,6 +16,7 @@ from pipeline.model.records import iso
 from tests.dashboards import test_dashboard_browser
 from tests.dashboards.conftest import NOW, incident_table
 from tests.dashboards.login_site import Site, running_site
+from tests.dashboards.test_dashboard_acts import act_table
 from tests.dashboards.test_dashboard_browser import READY
 
 pytestmark = [pytest.mark.chromium, pytest.mark.oidc, pytest.mark.slow]
@@ -89,3 +90,27 @@ def said(page: Any, text: str) -> None:
     page.get_by_text(text).first.wait_for()
     expect(page.locator("[data-testid=stPopoverBody]")).to_have_count(0, timeout=WAIT_MS)
     page.locator(READY).wait_for()
+
+
+def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(site: Site, browser: Any) -> None:
+    act = act_table(state="proposed", plan=None)
+    site.api.answers["acts"] = {"acts": [act], "breaker": None, "modes": {"hold": "on"}}
+    site.api.answers["acts/ACT-1"] = act
+    page = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB").new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{site.url}/acts")
+    log_in(page)
+    page.get_by_role("button", name="Propose an act").click()
+    page.get_by_label("Nodes, one a line").fill("n042")
+    page.get_by_label("Reason", exact=True).fill("corrupts data")
+    page.get_by_label("Reason", exact=True).press("Tab")
+    page.get_by_role("button", name="Plan it").click()
+    said = page.get_by_text("ACT-1: Proposed.")
+    expect(said).to_be_visible()
+    assert "/acts?id=ACT-1" in page.url
+    page.get_by_role("link", name="All acts").click()
+    expect(page.get_by_text("No holds in force.")).to_be_visible()
+    expect(said).to_have_count(0)
+    page.go_back()
+    expect(page.get_by_text("Not planned yet.")).to_be_visible()
+    expect(said).to_have_count(0)
