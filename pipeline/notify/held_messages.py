@@ -24,6 +24,9 @@ from pipeline.notify.inhibited_messages import Decision, HeldMessage, Settlement
 from pipeline.notify.routes import Labels, Rules
 
 GROUP_PREFIX = "grp-"
+MOST = 2000
+"""Incidents whose messages are decided about at a time; the next ones follow half a second later, so that what is held
+for long delays nothing behind it. Chosen: it bounds what is read."""
 
 
 @dataclass(slots=True)
@@ -101,7 +104,9 @@ class Store(Protocol):
 
 _HELD = """
 SELECT id, incident, kind, payload, epoch_us(created), number FROM outbox WHERE receiver = $1 AND state = 'held'
-ORDER BY created, incident, number LIMIT 5000
+AND incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'held'
+                 GROUP BY incident ORDER BY min(created), incident LIMIT $2 OFFSET $3)
+ORDER BY created, incident, number
 """
 _GROUPS = "SELECT state FROM notify_groups WHERE receiver = $1 ORDER BY id"
 _RELEASED = """
@@ -160,17 +165,20 @@ class HeldMessages:
         self._groups: dict[str, Group] | None = None
         self._firing: Mapping[str, Labels] = {}
         self._held_back: Mapping[str, HeldBack] = {}
+        self._passed = 0  # incidents whose messages were decided about since the first
 
     def release(self, now: int) -> bool:
         """Releases the messages that are due, in one transaction. Returns whether anything is still held or grouped."""
         with contextlib.closing(self._store.cursor()) as cursor:
-            rows = cursor.execute(_HELD, [self._receiver]).fetchall()
+            rows = cursor.execute(_HELD, [self._receiver, MOST, self._passed]).fetchall()
+            is_full = len({incident for _, incident, *_ in rows}) == MOST
+            started, self._passed = self._passed, self._passed + MOST if is_full else 0
             if self._groups is None:
                 found = [json.loads(state) for (state,) in cursor.execute(_GROUPS, [self._receiver]).fetchall()]
                 self._groups = {one["key"]: Group(**one) for one in found}
             due = [group for group in self._groups.values() if group.flush_at <= now]
             if not rows and not due:
-                return bool(self._groups)
+                return bool(self._groups or started)
             self._firing = self._load_firing(cursor) if self._rules.inhibitions else {}
             self._held_back = {id_: HeldBack(*by) for id_, *by in cursor.execute(_HELD_BACK).fetchall() if any(by)}
             held = [

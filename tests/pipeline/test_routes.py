@@ -352,6 +352,25 @@ def test_a_group_whose_only_alert_was_sent_and_is_inhibited_now_sends_nothing_un
     harness.close()
 
 
+def test_what_is_held_for_long_delays_no_alert_that_is_written_after_it(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.notify.held_messages.MOST", 2)
+    rules = [InhibitRule((f'cause="cdu:c{n}"',), (f'cause=~"gpu:n{n}.*"',)) for n in (1, 2)]
+    harness = NotifierHarness(tmp_path, [], Notify(webhooks=hooks(receiver), inhibit_rules=tuple(rules)))
+    harness.write_change("opened", "cdu:c1")
+    for gpu in range(4):
+        harness.write_change("opened", f"gpu:n1.{gpu}")
+    harness.write_change("opened", "gpu:n2.0")
+    run_for(harness, 4)
+    assert receiver.alerts == [("firing", "cdu:c1"), ("firing", "gpu:n2.0")]
+    harness.resolve("cdu:c1")
+    run_for(harness, 6)
+    assert sorted(receiver.alerts[2:]) == [*(("firing", f"gpu:n1.{gpu}") for gpu in range(4)), ("resolved", "cdu:c1")]
+    assert harness.notifier._held["r0"].release(harness.now) is False
+    harness.close()
+
+
 def test_where_an_entity_is_stays_a_label_for_the_life_of_the_incident(tmp_path: Path, receiver: Receiver) -> None:
     place = {"rack": "r1", "node": "n1"}
     harness = NotifierHarness(tmp_path, [], Notify(webhooks=hooks(receiver)))
