@@ -191,6 +191,8 @@ def test_an_inhibited_page_is_not_escalated_before_its_source_ends(tmp_path):
     site.wait(10)
     assert (site.kinds(source), site.kinds(target)) == (["opened", "escalated"], ["opened", "inhibited"])
     site.people.resolve(source, ANN, "changed")
+    site.wait(4)
+    assert site.kinds(target) == ["opened", "inhibited", "uninhibited"], "the time starts again"
     site.wait(2)
     assert site.kinds(target)[:4] == ["opened", "inhibited", "uninhibited", "escalated"]
     site.database.close()
