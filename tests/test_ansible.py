@@ -67,7 +67,8 @@ def test_the_address_of_the_webhook_is_private_on_the_server_and_absent_on_nodes
     tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
     (task,) = [t for t in tasks if "fleetpulse_webhook" in str(t.get("ansible.builtin.copy"))]
     written = task["ansible.builtin.copy"]
-    assert (written["dest"], written["mode"]) == (str(find_secret_file(Path("/etc/fleetpulse/f.toml"))), "0600")
+    own = find_secret_file(Path("/etc/fleetpulse/fleetpulse.toml"))
+    assert (written["dest"], written["mode"]) == (str(own), "0600")
     assert "fleetpulse_kind == 'server'" in task["when"]
     credentials = (ROLE / "tasks" / "credentials.yml").read_text()
     assert f"LoadCredential={Path(written['dest']).name}:{written['dest']}" in credentials

@@ -130,7 +130,7 @@ def test_nodes_that_do_not_answer_slurm_count_as_out_before_it_marks_them_down(w
     for name in ("n03", "n04", "n11", "n12"):
         world.scheduler.nodes[name] = parse_nodes(text.replace("n03", name), {})[name]
     other = world.propose("hold", "n20")
-    assert (other.state, other.result["reason"].partition(":")[0]) == ("refused", "nodes_out_in_fleet")
+    assert (other.state, other.result["reason"].partition(":")[0]) == ("refused", "nodes out in fleet")
     itself = world.propose("hold", "n03")
     assert itself.state == "awaiting_approval", "held, it gets no work when it answers again"
 
