@@ -98,25 +98,27 @@ def comparison_rows(finding: Finding, detail: IncidentDetail, now: int) -> list[
         rows += _compared_values(finding)
     rows.append(("Onset", words.ago(finding.onset, now)))
     rows.append(("Corroborated by", _corroboration(finding, detail)))
-    if is_quiet(finding, detail):
+    if finding not in list_reported(detail):
         return [*rows, ("Last reported", words.ago(finding.time, now))]
     return [*rows, *_clear_condition(finding.evidence.get("clears"))]
 
 
-def is_quiet(finding: Finding, detail: IncidentDetail) -> bool:
-    """Returns whether a finding of an open incident is no longer reported, while others of it are."""
-    if detail.incident.resolved is not None or finding.evidence.get("holds") is True:
-        return False
-    return max(f.time for f in detail.findings) - finding.time > REPORTED_WITHIN
+def list_reported(detail: IncidentDetail) -> list[Finding]:
+    """Returns the findings of an incident that are still reported; of a resolved one, all."""
+    newest = max((f.time for f in detail.findings), default=0)
+    return [
+        f
+        for f in detail.findings
+        if detail.incident.resolved is not None or f.evidence.get("holds") is True or newest - f.time <= REPORTED_WITHIN
+    ]
 
 
 def quiet_notice(detail: IncidentDetail, now: int) -> str:
     """Returns when the main finding was last reported, and what keeps the incident open; empty while it is."""
-    finding = main_finding(detail)
-    if finding is None or not is_quiet(finding, detail):
+    finding, reported = main_finding(detail), sorted(list_reported(detail), key=lambda f: f.onset)
+    if finding is None or finding in reported:
         return ""
-    going_on = sorted((f for f in detail.findings if not is_quiet(f, detail)), key=lambda f: f.onset)
-    named = [f"{f.detector} on {entity_name(f.entity)}" for f in going_on]
+    named = [f"{f.detector} on {entity_name(f.entity)}" for f in reported]
     rest = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     return (
         f"{entity_name(finding.entity)} was last reported at {words.ago(finding.time, now)}. "

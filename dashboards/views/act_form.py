@@ -122,8 +122,8 @@ def open_proposed() -> None:
 
 def draw_result(act: Act) -> None:
     """Draws what came of the last change of an act on its page, until the act has another state than just after it."""
-    result: Result | None = st.session_state.get(_RESULT)
-    if result is None or result.source != act.id:
+    result = _find_result(act.id)
+    if result is None:
         return
     if not result.state:
         result = st.session_state[_RESULT] = replace(result, state=act.state, version=act.version)
@@ -135,13 +135,16 @@ def draw_result(act: Act) -> None:
 
 def _draw_form_result(key: str) -> None:
     """Draws what came of the last use of a form."""
-    result: Result | None = st.session_state.get(_RESULT)
-    if result is not None and result.source == key:
+    if (result := _find_result(key)) is not None:
         st.html(markup.notice(result.outcome.text, result.outcome.tone))
 
 
 def drop_result(source: str) -> None:
     """Forgets what came of the last change of an act, or use of a form: the form is closed."""
-    result: Result | None = st.session_state.get(_RESULT)
-    if result is not None and result.source == source:
+    if _find_result(source) is not None:
         del st.session_state[_RESULT]
+
+
+def _find_result(source: str) -> Result | None:
+    result: Result | None = st.session_state.get(_RESULT)
+    return result if result is not None and result.source == source else None

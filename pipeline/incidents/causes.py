@@ -149,24 +149,27 @@ class CauseRules:
     def _find_begin(self, case: Case) -> int:
         """Returns when the fault of its cause began: by findings about the cause, else the first quarter of the others,
         since one of them may be an older condition that it took in."""
-        every = case.conditions.values()
-        own = [c for c in every if self.find_suspect(c.entity) == case.incident.cause]
+        own = self._list_own(case)
         firm = [c for c in own if c.level != "suspect"] or own
-        began = sorted(c.began for c in firm or every)
+        began = sorted(c.began for c in firm or case.conditions.values())
         return began[0] if firm else began[len(began) // 4]
 
     def _is_over(self, case: Case, family: str, began: int) -> bool:
         """Returns whether a symptom began after its cause was well again: slowness after the last sign of a bad
         network, which leaves nothing, or heat after the last sign of bad cooling that still sends telemetry."""
-        cause, every = case.incident.cause, case.conditions.items()
+        cause = case.incident.cause
         if kind_of(cause) in _NETWORK and family == SYMPTOM_FAMILY:
             signs = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
             return began > max(signs, default=began) + PAIR_WINDOW
         if kind_of(cause) not in _COOLING or family not in _HEAT or not self._is_monitored(cause):
             return False
-        own = [key for key, c in every if self.find_suspect(c.entity) == cause]
-        newest = max((case.conditions[key].last for key in own), default=began)
-        return case.held.isdisjoint(own) and began > newest + COOLS_WITHIN
+        own = self._list_own(case)
+        holds = any((c.detector, c.entity) in case.held for c in own)
+        return not holds and began > max((c.last for c in own), default=began) + COOLS_WITHIN
+
+    def _list_own(self, case: Case) -> list[Condition]:
+        """Returns the conditions about the cause itself; none if it is inferred."""
+        return [c for c in case.conditions.values() if self.find_suspect(c.entity) == case.incident.cause]
 
     def _is_monitored(self, entity: str) -> bool:
         return self.solver.is_monitored is None or self.solver.is_monitored(entity)
@@ -176,10 +179,10 @@ class CauseRules:
         that is silent for longer than its site, or new heat after cooling came back."""
         if self.outlasts_site(case, finding, time):
             return True
-        key = finding.detector, finding.entity
-        is_new = not case.has_condition(finding) and key not in case.adopted
+        if case.has_condition(finding) or (finding.detector, finding.entity) in case.adopted:
+            return False
         below = self.find_suspect(finding.entity) != case.incident.cause
-        return is_new and below and self._is_over(case, detector_family(finding.detector), finding.onset)
+        return below and self._is_over(case, detector_family(finding.detector), finding.onset)
 
     def _stops_job(self, case: Case, work: str, detector: str, began: int) -> bool:
         """Returns whether a job hangs or slows down soon after what many of its nodes depend on failed."""
@@ -220,11 +223,10 @@ class CauseRules:
 
     def can_absorb_at(self, case: Case, time: int) -> bool:
         """Returns whether new conditions may still be caused by the case: while shared plant fails, else for a time."""
-        kind, every = kind_of(case.incident.cause), case.conditions.values()
-        own = [c for c in every if self.find_suspect(c.entity) == case.incident.cause]
+        kind, own = kind_of(case.incident.cause), self._list_own(case)
         leaks = any(c.detector == _LEAK for c in own)  # slowly: a rope may be wet hours after the reservoir sinks
         lasts = kind in SHARED_PLANT and (case.incident.severity == "page" or leaks)
-        newest = [c.last for c in own or every] if lasts else [c.onset for c in own]
+        newest = [c.last for c in own or case.conditions.values()] if lasts else [c.onset for c in own]
         return kind not in FACTOR_KINDS or time - max(case.incident.opened, *newest, 0) <= ABSORB_WINDOW
 
     def site_covers_nodes(self, case: Case, time: int) -> bool:
@@ -408,4 +410,4 @@ class CauseRules:
         return self.rates.rate(family, kind_of(unit), self.index.number, 1)
 
     def _is_inferred(self, case: Case) -> bool:
-        return all(self.find_suspect(c.entity) != case.incident.cause for c in case.conditions.values())
+        return not self._list_own(case)

@@ -117,7 +117,7 @@ class LifeBook:
     def publish(self, changes: Iterable[Change], now: int) -> list[Change]:
         """Returns the changes as people see them, with those that follow from them, in order."""
         made, changes = list[Change](), list(changes)
-        pages = PageCount(self._list_inhibited(changes, now))
+        pages = PageCount(self._list_inhibited(changes, now) if changes else ())  # most instants change nothing
         for change in changes:
             made += self._publish_one(change, now, pages)
         merged = {c.incident.id for c in made if c.kind == "resolved" and c.folded_into is not None}
