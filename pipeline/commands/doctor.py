@@ -290,12 +290,17 @@ def api(config: Config) -> Check:
 
 
 def receivers(config: Config) -> Check | list[Check]:
-    """Checks every receiver of alerts by its own health check. Sends nothing that people see."""
+    """Checks every receiver of alerts by its own health check. Sends nothing that people see.
+
+    Only hosts of addresses are shown: paths of webhooks are keys. Those of token endpoints and issuers are none.
+    """
     if is_node():
         return Check("receivers", "info", "the pipeline is not installed here (extra 'pipeline')")
     from pipeline.commands.notify import check_receivers  # loads the notifier
 
-    return check_receivers(config)
+    found = check_receivers(config)
+    checks = [found] if isinstance(found, Check) else found
+    return [dataclasses.replace(one, found=hide_in_text(one.found)) for one in checks]
 
 
 def topology(config: Config) -> Check | list[Check]:
@@ -364,11 +369,11 @@ def _examined(check: CheckFunction, config: Config, made: list[Check]) -> None:
     try:
         result = check(config)
     except (OSError, FleetpulseError) as error:
-        result = Check(_name_check(check), "fail", str(error), "the check could not run")
+        result = Check(_name_check(check), "fail", hide_in_text(str(error)), "the check could not run")
     except Exception as error:  # noqa: BLE001 - reported, since a thread would lose it
-        result = Check(_name_check(check), "fail", f"{type(error).__name__}: {error}", "an error in the check itself")
-    found = [result] if isinstance(result, Check) else result
-    made.extend(dataclasses.replace(one, found=hide_in_text(one.found)) for one in found)
+        text = f"{type(error).__name__}: {hide_in_text(str(error))}"
+        result = Check(_name_check(check), "fail", text, "an error in the check itself")
+    made.extend([result] if isinstance(result, Check) else result)
 
 
 def exit_code(checks: Sequence[Check]) -> int:

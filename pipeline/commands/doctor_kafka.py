@@ -14,6 +14,7 @@ from dataclasses import replace
 from kafka.errors import KafkaError
 
 from pipeline.commands.checks import Check
+from pipeline.config.addresses import hide_in_text
 from pipeline.config.sections import Config, Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.transport import diagnosis, kafka_clients, kerberos, oauth_tokens, topics
@@ -34,7 +35,7 @@ def check_kafka(config: Config) -> list[Check]:
     try:
         kafka_clients.client_settings(kafka, "doctor")
     except ConfigError as error:
-        bad = Check("credential", "fail", str(error), WORKING, "fix that file, or the key that names it")
+        bad = Check("credential", "fail", hide_in_text(str(error)), WORKING, "fix that file, or the key that names it")
         return [_not_tried("broker"), bad, _not_tried("topics"), _not_tried("clock")]
     trouble = diagnosis.find_broker_problem(kafka, ANSWER_S)
     away = {} if trouble is not None else diagnosis.find_absent_brokers(kafka, ANSWER_S)

@@ -69,9 +69,10 @@ _SERVERS = constraint(
 _HTTP = constraint(
     "nothing, or http://host:port or https://host", lambda v: not v or re.match(r"https?://[^/\s]", v) is not None
 )
+_ENDPOINT_FORM = re.compile(r"(https://[^/\s@?#]+|http://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?)([/?#]|$)")
 _ENDPOINT = constraint(
-    "nothing, or https://host/path (http:// only of this host: the secret would be readable on the way)",
-    lambda v: not v or re.match(r"https://[^/\s]|http://(localhost|127(\.\d+){3}|\[::1\])[:/]", v) is not None,
+    "nothing, or https://host/path without a user (http:// only of this host: the secret would be readable on the way)",
+    lambda value: not value or _ENDPOINT_FORM.match(value) is not None,
 )
 _SERVICE = constraint(
     "the first part of the brokers' principal, such as kafka", lambda v: re.fullmatch(r"[^\s/@]+", v) is not None

@@ -63,7 +63,7 @@ def test_o_and_enter_open_the_marked_incident(listed: Any, key: str) -> None:
 
 def test_a_acknowledges_the_marked_incident_and_the_mark_goes_on_to_the_next(listed: Any, api: Any) -> None:
     listed.get_by_role("link", name="Pending").click()
-    listed.wait_for_url("**state=pending**")
+    listed.locator("nav a[aria-current]", has_text="Pending").wait_for()  # the address changes before the page does
     listed.locator(READY).wait_for()
     press(listed, "ja")
     listed.get_by_text("1 incident acknowledged: Rank 17").wait_for()

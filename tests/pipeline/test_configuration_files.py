@@ -235,6 +235,7 @@ def test_check_reads_no_secret_of_a_receiver(main: Path) -> None:
         '[[notify.webhooks]]\nname = "w"\nurl = "https://u:PASS@h.example/WORD"\n',
         '[[notify.alertmanagers]]\nname = "w"\nurls = ["https://u:PASS@h.example/api/v2/WORD"]\n',
         '[opentelemetry]\nendpoint = "ftp://u:PASS@h.example/WORD"\n',
+        '[kafka]\ntoken_endpoint = "https://u:PASS@h.example/WORD"\n',
     ],
 )
 def test_errors_show_the_hosts_of_addresses_alone(main: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
