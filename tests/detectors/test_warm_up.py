@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import gc, sys
@@ -33,6 +35,7 @@ assert not new, new
 SCENARIO = "version = 1\nduration = 1200\ninterval = 10\n[fleet]\nnodes = 8\ngpus_per_node = 4\n"
 
 
+@pytest.mark.slow
 def test_after_the_warm_up_a_replay_of_a_fleet_compiles_nothing(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCENARIO)
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -196,7 +196,7 @@ def run_sequences(folder: Path, examples: int, steps: int) -> None:
 
 
 def test_no_sequence_of_events_exceeds_the_limits_or_releases_what_we_did_not_hold(tmp_path: Path) -> None:
-    run_sequences(tmp_path, 4, 20)
+    run_sequences(tmp_path, 2, 20)
 
 
 @pytest.mark.slow
