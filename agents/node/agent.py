@@ -13,12 +13,11 @@ import signal
 import sys
 import threading
 import time as clock_time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from agents.collector import Collector, Device, SamplingSchedule
 from agents.collectors.gpu.xid_correlation import correlator_for
-from agents.collectors.registry import configured_collectors
 from agents.node.batches import build_batch, build_inventory_event, clean_event, merge_inventories
 from agents.node.counter_generations import CounterGenerations
 from agents.node.edge.rules import EdgeRules
@@ -28,14 +27,13 @@ from agents.node.self_metrics import SelfMetrics
 from agents.node.snapshot import CollectorResult, Snapshot
 from agents.node.spool import disk
 from agents.node.spool.spools import NodeSpools
+from agents.node.start_checks import check_next_start, check_settings, check_telemetry, configure
 from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import ReadResult, Worker, WorkerPool
 from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import Config
-from pipeline.model.errors import ConfigError
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event, EventBatch, Origin, iso
-from pipeline.runtime.free_ports import check_free
 from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from agents.node.uplink.sender import SpoolSender
     from agents.otlp.export import OpenTelemetry
 
-LOOPBACK = "127.0.0.1"
 INVENTORY_INTERVAL_US = 3600 * SECOND
 """The inventory is repeated hourly (DESIGN.md section 2), so that a store that lost it recovers."""
 COLLECT_SHARE = 0.5
@@ -370,15 +367,6 @@ def open_telemetry(config: Config, origin: Origin, log: Callable[[str, str], obj
     return build_opentelemetry(config, origin, log)
 
 
-def check_telemetry(config: Config) -> None:
-    """Raises ConfigError for settings of [opentelemetry] that contradict each other."""
-    settings, where = config.opentelemetry, f"{config.source}: [opentelemetry]"
-    if settings.kafka and config.pipeline.transport != "kafka":
-        raise ConfigError(f'{where} kafka = true: requires [pipeline] transport = "kafka"')
-    if settings.metrics == "all" and not settings.endpoint:
-        raise ConfigError(f'{where} metrics = "all": requires an endpoint, such as "http://127.0.0.1:4318"')
-
-
 def open_receiver(
     config: Config, origin: Origin, on_durable: Callable[[], object], log: Callable[[str, str], object]
 ) -> LocalReceiver | None:
@@ -416,53 +404,16 @@ def run(
     return AGAIN if hangup is not None and hangup.accepted else 0
 
 
-def configure(config: Config) -> Sequence[Collector]:
-    """Returns the collectors. Raises ConfigError for a wrong section of one."""
-    return configured_collectors(config.collector, config.source, config.agent.collectors)
-
-
-def check_settings(config: Config) -> None:
-    """Raises ConfigError for settings with which an agent does not start."""
-    if not config.agent.interval > 0:
-        raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: expected more than 0 s")
-    check_telemetry(config)
-
-
 def watch_hangup(config: Config, load: Load, agent: Agent) -> Reload:
     """Returns what answers SIGHUP, with an event. load: reads the configuration and raises for a wrong one."""
 
     def load_checked() -> Config:
         fresh = load()
-        check_settings(fresh)
-        check_with_origin(fresh, configure)
-        if fresh.pipeline.transport == "kafka":
-            from pipeline.transport import kafka_clients  # here: an agent without Kafka need not load its client
-
-            kafka_clients.client_settings(fresh.kafka, "agent")
-        _check_ports(fresh, own=_list_ports(config).values())
+        check_next_start(config, fresh)
         return fresh
 
     fixed = ("site.name", "agent.node", "spool.directory")
     return Reload("agent", config, load_checked, fixed, agent.record_reload, agent.log_configuration)
-
-
-def _list_ports(config: Config) -> dict[str, int]:
-    """Returns key -> port of loopback on which an agent listens."""
-    ports = {
-        "[agent] otlp_port": config.agent.otlp_port,
-        "[opentelemetry] prometheus_port": config.opentelemetry.prometheus_port,
-    }
-    return {key: port for key, port in ports.items() if port}
-
-
-def _check_ports(config: Config, own: Collection[int]) -> None:
-    """Raises ConfigError if another program has a port. own: ports of this process, which its next start has again."""
-    for key, port in _list_ports(config).items():
-        try:
-            check_free(LOOPBACK, port, [(LOOPBACK, one) for one in own])
-        except OSError as error:
-            where = f"{config.source}: {key} = {port}"
-            raise ConfigError(f"{where}: {error.strerror}; expected a port that is free on {LOOPBACK}") from error
 
 
 def _install_handlers(handler: Callable[..., None]) -> dict[signal.Signals, Any]:

@@ -167,6 +167,18 @@ class OpenTelemetry:
             outbox.close(seconds)
 
 
+def check_exports(config: Config) -> None:
+    """Raises ConfigError if a part of [opentelemetry] could not be built: its files cannot be used, a package misses.
+
+    Ports and the login at Kafka are checked apart.
+    """
+    settings = config.opentelemetry
+    if settings.endpoint:
+        HttpDelivery(settings, config.source)
+    if settings.endpoint or settings.prometheus_port:
+        _import_metrics(config.source)
+
+
 def build_opentelemetry(config: Config, origin: Origin, log: Callable[[str, str], object]) -> OpenTelemetry:
     """Returns the configured parts, imported only now. Raises ConfigError."""
     settings, outboxes, version = config.opentelemetry, dict[str, Outbox](), _version()
@@ -181,17 +193,20 @@ def build_opentelemetry(config: Config, origin: Origin, log: Callable[[str, str]
     export = TelemetryExport(origin, version, settings.interval, ways) if ways else None
     metrics = None
     if settings.endpoint or settings.prometheus_port:
-        try:
-            from agents.otlp import agent_metrics
-        except ImportError as error:
-            raise ConfigError(
-                f"{config.source}: [opentelemetry]: {error}; install it: pip install 'fleetpulse[agent]'"
-            ) from error
+        build_metrics = _import_metrics(config.source)
         send = outboxes["http"].enqueue if settings.endpoint else None
-        metrics = agent_metrics.AgentMetrics(
+        metrics = build_metrics(
             resource_attributes(origin, version), version, settings.interval, send, settings.prometheus_port
         )
     return OpenTelemetry(export, metrics, outboxes)
+
+
+def _import_metrics(source: str) -> type[AgentMetrics]:
+    try:
+        from agents.otlp.agent_metrics import AgentMetrics
+    except ImportError as error:
+        raise ConfigError(f"{source}: [opentelemetry]: {error}; install it: pip install 'fleetpulse[agent]'") from error
+    return AgentMetrics
 
 
 def _version() -> str:

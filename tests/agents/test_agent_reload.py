@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -121,6 +122,45 @@ def test_a_wrong_configuration_changes_nothing_and_is_an_event(
     (event,) = read_reloads(drain(running.spool))
     assert event["outcome"] == "refused"
     assert why in event["reason"]
+
+
+def list_unusable(folder: Path) -> dict[str, str]:
+    """Returns sections with which an agent cannot start, though each key alone is right -> what a refusal says."""
+    keys, open_keys, text, binary = folder / "keys", folder / "open", folder / "text", folder / "binary"
+    keys.mkdir()
+    open_keys.mkdir()
+    (open_keys / "n1.key").write_text("k" * 64)
+    (open_keys / "n1.key").chmod(0o644)
+    text.write_text("no certificate")
+    binary.write_bytes(b"\xff\xfe")
+    kafka, otlp = '[pipeline]\ntransport = "kafka"\n[kafka]\n', "[opentelemetry]\nendpoint = "
+    return {
+        f'{kafka}node_keys = "{keys}"\n': "no n1.key",
+        f'{kafka}node_keys = "{folder}/gone"\n': "no n1.key",
+        f'{kafka}node_keys = "{open_keys}"\n': "readable for every user",
+        f'{otlp}"http://127.0.0.1:1"\nheaders_file = "{folder}/gone"\n': "headers_file: .*No such file",
+        f'{otlp}"http://127.0.0.1:1"\nheaders_file = "{binary}"\n': "headers_file: .*cannot be read",
+        f'{otlp}"http://h.example"\nheaders_file = "{text}"\n': "expected lines 'Name: value'",
+        f'{otlp}"https://h.example"\nca_file = "{text}"\n': "ca_file: .*expected certificates in PEM",
+        f'{otlp}"https://h.example"\nca_file = "{folder}/gone"\n': "ca_file: .*No such file",
+    }
+
+
+def test_a_reload_to_files_with_which_no_agent_starts_is_refused(
+    running: Running, drain: Callable[[Path], Drained], tmp_path: Path
+) -> None:
+    """Each passes `config check`; the start ended with exit code 2, after which the unit stays down."""
+    unusable = list_unusable(tmp_path)
+    for number, more in enumerate(unusable, 1):
+        running.reload(running.base + more)
+        running.wait_for("configuration not reloaded, nothing changed", number)
+    running.process.terminate()
+    assert running.process.wait(10) == 0
+    assert running.log.read_text().count("started, every") == 1
+    reloads = read_reloads(drain(running.spool))
+    assert [event["outcome"] for event in reloads] == ["refused"] * len(unusable)
+    for event, why in zip(reloads, unusable.values(), strict=True):
+        assert re.search(why, event["reason"])
 
 
 @pytest.mark.parametrize("before", ['node = "n1"\n', "[opentelemetry]\n"])

@@ -6,6 +6,7 @@ messages wait for an unreachable broker. So we bound what it holds, and end it b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,14 @@ def load_node_keys(kafka: Kafka) -> NodeKeys | None:
     from pipeline.transport.signatures import NodeKeys
 
     return NodeKeys(kafka.node_keys)
+
+
+def check_credentials(kafka: Kafka, role: str, nodes: Iterable[str]) -> None:
+    """Raises ConfigError on bad credentials, and if a node has no usable key though [kafka] node_keys is set."""
+    kafka_clients.client_settings(kafka, role)
+    if keys := load_node_keys(kafka):
+        for node in nodes:
+            keys.signing_key(node)
 
 
 def is_permanent(error: Exception) -> bool:

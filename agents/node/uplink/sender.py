@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from agents.node.uplink.client import ClientTimeouts, KafkaSendClient, SendOutcome, is_permanent, load_node_keys
+from agents.node.uplink.client import ClientTimeouts, KafkaSendClient, SendOutcome, check_credentials, is_permanent
 from agents.node.uplink.link_state import LinkState
 from agents.node.uplink.streams import CatchUpLimiter, SendStream, SendStreams
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
-from pipeline.transport import Partition, kafka_clients
+from pipeline.transport import Partition
 from pipeline.transport.spool import SpoolTransport
 
 READER = "kafka"
@@ -246,10 +246,7 @@ class SpoolSender:
         self._wakes = self._scanned_wakes = self._flushed_wakes = 0
         self._last_scan, self._last_good = float("-inf"), time.monotonic()
         self._stop = threading.Event()
-        kafka_clients.client_settings(kafka, role)
-        if keys := load_node_keys(kafka):
-            for node in nodes:
-                keys.signing_key(node)
+        check_credentials(kafka, role, nodes)
         self._transport = SpoolTransport(directory, READER, nodes=nodes)
         self._streams = SendStreams(self._transport, self._record_gap)
         self._link = LinkState(kafka, log)
