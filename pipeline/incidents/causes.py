@@ -52,6 +52,10 @@ _COOLING = frozenset({"cdu", "loop", "rack", "row"})
 COOLS_WITHIN = 300 * SECOND
 """Time after the last sign of a cooling fault in which heat is still its symptom. Chosen: GPUs are cool within a minute
 of the return of flow, and a loop of some 500 L within minutes."""
+STAYS_HOT = 300 * SECOND
+"""Time after COOLS_WITHIN in which heat that goes on is still a symptom, although almost all members are well. Chosen:
+detectors report a condition for minutes after its last reading."""
+_FEW = 0.05  # share of a cooling fault's hot or slow members that is few beside those that are well again; chosen
 _SOFTWARE = frozenset({"version", "change"})
 _CLEARLY = 3.0  # log odds by which another cause must be more likely to replace an inferred one: 20 times; chosen
 _SOFT = _SOFTWARE | {"job", "stage"}
@@ -77,6 +81,8 @@ class CauseRules:
     index: FactorIndex = field(init=False)
     solver: Solver = field(init=False)
     time: int = 0
+    _long_over: dict[str, bool] = field(default_factory=dict)
+    _few: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = FactorIndex(self.topology)
@@ -90,6 +96,8 @@ class CauseRules:
     def start_instant(self, time: int, is_monitored: Callable[[str], bool] | None) -> None:
         """Sets the monitored entities, and adds the time since the last instant to the time observed."""
         self.time, self.solver.is_monitored = time, is_monitored
+        self._long_over.clear()
+        self._few.clear()
         self.rates.advance(time)
 
     def find_suspect(self, entity: str) -> str:
@@ -159,13 +167,14 @@ class CauseRules:
         network, which leaves nothing, or heat after the last sign of bad cooling that still sends telemetry."""
         cause = case.incident.cause
         if kind_of(cause) in _NETWORK and family == SYMPTOM_FAMILY:
-            signs = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
-            return began > max(signs, default=began) + PAIR_WINDOW
+            lasts = [c.last for c in case.conditions.values() if detector_family(c.detector) != SYMPTOM_FAMILY]
+            return began > max(lasts, default=began) + PAIR_WINDOW
         if kind_of(cause) not in _COOLING or family not in _HEAT or not self._is_monitored(cause):
             return False
         own = self._list_own(case)
-        holds = any((c.detector, c.entity) in case.held for c in own)
-        return not holds and began > max((c.last for c in own), default=began) + COOLS_WITHIN
+        signs = [c for c in own if detector_family(c.detector) not in _HEAT] or own  # its hot GPUs are symptoms too
+        holds = any((c.detector, c.entity) in case.held for c in signs)
+        return not holds and began > max((c.last for c in signs), default=began) + COOLS_WITHIN
 
     def _list_own(self, case: Case) -> list[Condition]:
         """Returns the conditions about the cause itself; none if it is inferred."""
@@ -176,13 +185,36 @@ class CauseRules:
 
     def outlasts(self, case: Case, finding: Finding, time: int) -> bool:
         """Returns whether a finding about a member shows a problem of its own, since the cause is well again: a node
-        that is silent for longer than its site, or new heat after cooling came back."""
+        that is silent for longer than its site, or after cooling came back new heat, or heat that few keep."""
         if self.outlasts_site(case, finding, time):
             return True
-        if case.has_condition(finding) or (finding.detector, finding.entity) in case.adopted:
+        family, adopted = detector_family(finding.detector), (finding.detector, finding.entity) in case.adopted
+        if adopted or self.find_suspect(finding.entity) == case.incident.cause:
             return False
-        below = self.find_suspect(finding.entity) != case.incident.cause
-        return below and self._is_over(case, detector_family(finding.detector), finding.onset)
+        if case.has_condition(finding):
+            return family in _HEAT and self._heat_of_few(case)
+        return self._is_over(case, family, finding.onset)
+
+    def _is_long_over(self, case: Case) -> bool:
+        """Returns whether cooling has been well for so long that heat and slowness of now are no symptoms."""
+        if kind_of(case.incident.cause) not in _COOLING:
+            return False
+        known = self._long_over.get(case.incident.id)
+        if known is None:  # once an instant: it is asked for each of thousands of hot GPUs
+            known = self._long_over[case.incident.id] = self._is_over(case, SYMPTOM_FAMILY, self.time - STAYS_HOT)
+        return known
+
+    def _heat_of_few(self, case: Case) -> bool:
+        """Returns whether heat or slowness goes on long after cooling came back, where almost all members are well."""
+        if not self._is_long_over(case):
+            return False
+        known = self._few.get(case.incident.id)
+        if known is None:
+            symptoms = [c for c in case.conditions.values() if detector_family(c.detector) in _HEAT]
+            members = {c.entity for c in symptoms} - {case.incident.cause}
+            going_on = {c.entity for c in symptoms if c.last > self.time - PAIR_WINDOW} & members
+            known = self._few[case.incident.id] = len(going_on) <= _FEW * len(members)
+        return known
 
     def _stops_job(self, case: Case, work: str, detector: str, began: int) -> bool:
         """Returns whether a job hangs or slows down soon after what many of its nodes depend on failed."""
@@ -208,9 +240,8 @@ class CauseRules:
         if began < case.incident.onset - ABSORB_WINDOW or (family in _NEVER_SYMPTOMS and not self._is_inferred(case)):
             return False
         late = kind_of(cause) in _SUPPLIES and began > self._find_begin(case) + ABSORB_WINDOW
-        if self._is_over(case, family, began) or (
-            family == SYMPTOM_FAMILY and late and _REASONS not in symptom.signals
-        ):
+        over = self._is_over(case, family, began) or (family in _HEAT and self._is_long_over(case))
+        if over or (family == SYMPTOM_FAMILY and late and _REASONS not in symptom.signals):
             return False
         if self._stops_job(case, symptom.entity, symptom.detector, began):
             return True

@@ -373,6 +373,22 @@ def test_heat_soon_after_coolant_flows_again_and_heat_that_goes_on_are_still_its
     assert set(case.only().members) == {"cdu:c0", "gpu:n1.0", "gpu:n2.1"}
 
 
+@pytest.mark.parametrize(("lasting", "apart"), [(1, True), (4, False)])
+@pytest.mark.parametrize("detector", ["thermal", "straggler"])
+def test_heat_or_slowness_that_a_few_of_many_gpus_keep_after_cooling_came_back_is_their_own(
+    detector: str, lasting: int, apart: bool
+) -> None:
+    case = site(hall(loops=1, nodes=16))
+    gpus = [found(f"gpu:n{n}.0", detector, "ticket") for n in range(32)]
+    for minute in range(16):
+        flow = [found("cdu:c0", "coolant_edge")] if minute < 4 else []
+        heat = [found("cdu:c0", "thermal")] if minute < 6 else []  # all its GPUs: a symptom, no sign of bad cooling
+        case.report_findings(*flow, *heat, *(gpus if minute < 6 else gpus[:lasting]), seconds=60)
+        if minute == 12:
+            assert case.causes() == {"cdu:c0"}
+    assert case.causes() == ({"cdu:c0", "gpu:n0.0"} if apart else {"cdu:c0"})
+
+
 @pytest.mark.parametrize("hours", [0, 12])
 def test_a_slow_gpu_is_no_symptom_of_a_ticket_about_another_gpu_of_its_node(hours: int) -> None:
     case = site(hall(loops=1))
