@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config.settings import constraint
+from pipeline.config.settings import HOST, constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.roles import Role
 
@@ -87,7 +87,7 @@ class Dashboard:
     `connections`: maximum connections, two per viewer.
     """
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", metadata=HOST)
     port: int = field(default=8501, metadata=_PORT)
     behind_proxy: bool = False
     names: tuple[str, ...] = ()

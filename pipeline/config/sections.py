@@ -21,7 +21,7 @@ from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.objectives import Objective
 from pipeline.config.receivers import Notify
-from pipeline.config.settings import EnvironmentText, build_section, constraint
+from pipeline.config.settings import HOST, EnvironmentText, build_section, constraint
 from pipeline.config.topology import TopologyFiles
 from pipeline.model.errors import ConfigError
 
@@ -241,7 +241,7 @@ class Api:
     sql_queries: maximum concurrent queries, each limited to sql_seconds and sql_memory_bytes.
     """
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", metadata=HOST)
     port: int = field(default=8600, metadata=_PORT)
     token_file: Path | None = None
     connections: int = field(default=256, metadata=_POSITIVE)
@@ -344,7 +344,7 @@ class Gateway:
     certificate_file: chain in PEM, which turns TLS on.  key_file: its private key, if it is in another file.
     """
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", metadata=HOST)
     port: int = field(default=4318, metadata=_PORT)
     grpc: bool = False
     grpc_port: int = field(default=4317, metadata=_PORT)

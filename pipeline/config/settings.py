@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 import types
 import typing
@@ -24,6 +25,18 @@ def constraint(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
     `holds` may raise a ConfigError, for example about a file that the value names; its text is included.
     """
     return {"fleetpulse.constraint": (text, holds)}
+
+
+def _is_host(text: str) -> bool:
+    """Returns whether the system could look a name or address up: of a name, no part is empty or too long."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return re.search(r"[\s/\0]", text) is None
+
+
+HOST = constraint("a name or address of a host, such as 127.0.0.1", _is_host)
 
 
 class EnvironmentText(str):

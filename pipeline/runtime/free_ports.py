@@ -30,5 +30,5 @@ def _resolve(host: str) -> str:
     """Returns the address of a name of IPv4, else the text itself."""
     try:
         return socket.gethostbyname(host)
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: a part of the name is empty or too long
         return host

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn
 
@@ -31,7 +32,8 @@ _SHOWN = 10  # keys that are named in a record
 class Reload:
     """Answers SIGHUP. `poll` is called by the loop; a wrong configuration changes nothing. For the main thread.
 
-    record: gets outcome and reason (changed keys with values, or why it was refused).   log: gets one line per SIGHUP.
+    record: gets outcome and reason (changed keys with values, or why it was refused).
+    log: gets one line per SIGHUP, and the traceback of an error that no check declares.
     fixed: keys that need a restart.   accepted: whether the loop was stopped to start again.
     """
 
@@ -62,10 +64,8 @@ class Reload:
         self._asked = False
         try:
             changed = list_changes(self._config, self._load(), self._fixed, self._service)
-        except FleetpulseError as error:
-            why = hide_in_text(str(error))
-            self._log(f"configuration not reloaded, nothing changed: {why}")
-            self._record("refused", why)
+        except Exception as error:  # noqa: BLE001 - whatever a check raises, the service goes on
+            self._refuse(error)
             return False
         if not changed:
             self._log("configuration reloaded: nothing changed")
@@ -76,6 +76,15 @@ class Reload:
         self._log(f"configuration reloaded: {keys}; starting again")
         self.accepted = True
         return True
+
+    def _refuse(self, error: Exception) -> None:
+        """Logs and records why the configuration is not used; of an error that no check declares also where it was."""
+        declared = isinstance(error, FleetpulseError)
+        why = hide_in_text(str(error) if declared else f"{type(error).__name__}: {error}")
+        self._log(f"configuration not reloaded, nothing changed: {why}")
+        for line in () if declared else hide_in_text("".join(traceback.format_exception(error))).splitlines():
+            self._log(line)
+        self._record("refused", why)
 
 
 def start_again() -> NoReturn:

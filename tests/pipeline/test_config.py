@@ -130,6 +130,8 @@ def test_an_invalid_key_is_reported_with_file_and_expected_value(
     ("text", "words"),
     [
         ("[api]\nport = 70000\n", ("[api] port = 70000", "0 to 65535")),
+        ("[api]\nhost = '127.0.0..1'\n", ("[api] host = '127.0.0..1'", "expected a name or address of a host")),
+        ("[gateway]\nhost = 'a b'\n", ("[gateway] host = 'a b'", "expected a name or address of a host")),
         ("[agent]\ninterval = 0\n", ("[agent] interval = 0", "above 0")),
         ("[agent]\ninterval = nan\n", ("[agent] interval = nan", "above 0")),
         ("[agent]\nnode = ''\n", ("[agent] node = ''", "not empty")),
