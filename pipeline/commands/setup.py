@@ -34,7 +34,8 @@ def run_setup(
     has_units = given.units or UNIT_FOLDER.is_dir() if packaged is None else packaged
     where = (units.find_units(), units.find_program()) if given.units else None
     path = Path(given.config or (of_units if has_units else "fleetpulse.toml"))
-    is_theirs = path.absolute() == of_units.absolute()
+    is_theirs = _is_same_place(path, of_units) or (path.resolve() == of_units.resolve() and not path.is_symlink())
+    path = of_units if _is_same_place(path, of_units) else path  # of sub/../fleetpulse.toml the usual name
     if where is not None and not is_theirs:
         raise UsageError(
             f"setup --units: --config {path}: the units read {of_units}; expected that file, or no --units"
@@ -115,6 +116,11 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
 def _quote(text: str) -> str:
     """Returns text as a string of TOML: that of JSON, except DEL and pairs of escapes for what is beyond 16 bits."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _is_same_place(path: Path, other: Path) -> bool:
+    """Returns whether a file written to both paths is one. A link is replaced, not followed: only folders resolve."""
+    return path.name == other.name and path.parent.resolve() == other.parent.resolve()
 
 
 def _check_target(path: Path, replace: bool) -> None:

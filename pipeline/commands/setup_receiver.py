@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.setup_files import PreparedFiles
-from pipeline.config.files import list_files
+from pipeline.config.files import HOST, list_files
 from pipeline.http.addresses import parse_host
 from pipeline.model.errors import UsageError
 from pipeline.runtime.private_files import FILE
 from pipeline.runtime.systemd import CREDENTIALS
 
 NAME = "on-call"
-USUAL = "fleetpulse"
-"""Name of a configuration without its suffix, unless somebody chose another."""
 UNIT = "fleetpulse-pipeline.service"
 _SECTIONS = (
     (re.compile(r"hooks\.slack(-gov)?\.com"), "notify.slack"),
@@ -64,8 +62,8 @@ def parse_receiver(address: str) -> SecretReceiver:
 
 
 def find_secret_file(configuration: Path) -> Path:
-    """Returns the file beside the configuration; each configuration of a folder has its own."""
-    prefix = "" if configuration.stem == USUAL else f"{configuration.stem}."
+    """Returns the file beside the configuration; each configuration of a folder has its own, also fleetpulse.bak."""
+    prefix = "" if configuration.name == HOST.name else f"{configuration.name}."
     return configuration.absolute().parent / f"{prefix}{NAME}.secret"
 
 

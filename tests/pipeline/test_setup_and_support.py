@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -195,24 +196,49 @@ def test_a_file_that_cannot_get_its_name_is_said_with_what_was_written_and_the_c
     assert load_config(path, {}).site.name == "a"
 
 
-def test_another_file_than_that_of_the_units_changes_nothing_of_the_running_service(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["trial.toml", "fleetpulse.new", "fleetpulse"])
+def test_another_file_than_that_of_the_units_changes_nothing_of_the_running_service(tmp_path: Path, name: str) -> None:
     """A trial with --config: the drop-in of the service named the trial's secret, without --replace."""
     path = tmp_path / "fleetpulse.toml"
     set_up(path, *SERVER)
     before = {name: (tmp_path / name).read_bytes() for name in list_below(tmp_path)}
-    trial = tmp_path / "trial.toml"
+    trial = tmp_path / name
     words = [word.replace("/key", "/trial") for word in SERVER]
     said = set_up(trial, *words, of_units=path)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
-    assert sorted({*list_below(tmp_path)} - before.keys()) == ["trial.on-call.secret", "trial.toml"]
+    assert sorted({*list_below(tmp_path)} - before.keys()) == sorted([name, f"{name}.on-call.secret"])
     config = load_config(trial, {})
-    assert config.notify.webhooks[0].url_file == tmp_path / "trial.on-call.secret"
+    assert config.notify.webhooks[0].url_file == tmp_path / f"{name}.on-call.secret"
     assert config.store.path == Config().store.path
     assert f"unit: none reads {trial}, and none was changed; they read {path}. It is for commands with" in said
     commands = said[said.index("Next:") + 1 :]
     assert [command.split() for command in commands] == [
         ["fleetpulse", word, "--config", str(trial)] for word in ("init", "doctor", "pipeline")
     ]
+
+
+def test_another_path_to_the_file_of_the_units_is_that_file_unless_a_link_would_be_replaced(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    path = etc / "fleetpulse.toml"
+    set_up(path, *SERVER)
+    (etc / "sub").mkdir()
+    (tmp_path / "linked").symlink_to(etc)
+    for same in (etc / "sub" / ".." / path.name, tmp_path / "linked" / path.name):
+        said = run_setup(parse_setup(same, "--replace"), lambda _: "", True, etc, path)
+        assert f"configuration: {path} written" in said
+        assert not [line for line in said if "none was changed" in line]
+    link = etc / "link.toml"
+    link.symlink_to(path)
+    said = run_setup(parse_setup(link, "--replace"), lambda _: "", True, etc, path)
+    assert f"unit: none reads {link}, and none was changed; they read {path}. It is for commands with" in said
+    path.rename(tmp_path / "real.toml")
+    path.symlink_to(tmp_path / "real.toml")
+    said = run_setup(parse_setup(tmp_path / "real.toml", "--replace"), lambda _: "", True, etc, path)
+    assert not [line for line in said if "none was changed" in line]
+
+
+def parse_setup(path: Path, *words: str) -> argparse.Namespace:
+    return build_parser().parse_args(["setup", "--config", str(path), *SERVER, *words])
 
 
 def test_a_receiver_that_is_replaced_by_none_leaves_no_secret_and_no_drop_in(tmp_path: Path) -> None:
