@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.setup_files import PreparedFiles
-from pipeline.config.files import HOST, list_files
+from pipeline.config.files import HOST, list_drop_ins
 from pipeline.http.addresses import parse_host
 from pipeline.model.errors import UsageError
 from pipeline.runtime.private_files import FILE
@@ -89,7 +89,7 @@ def remove_secret(files: PreparedFiles, file: Path, etc: Path, configuration: Pa
     They stay if a file beside the configuration that is read after it names the copy.
     """
     readers = [
-        path for path in list_files(configuration)[1:] if str(find_copy(file)) in path.read_text(errors="replace")
+        path for path in list_drop_ins(configuration) if str(find_copy(file)) in path.read_text(errors="replace")
     ]
     if readers:
         return [f"receiver: {file} stays, as {readers[0]} names it"] if file.exists() else []

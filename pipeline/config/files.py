@@ -7,6 +7,7 @@ name of this node, in order. Lists are replaced, not joined.
 from __future__ import annotations
 
 import fnmatch
+import os
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +33,20 @@ def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | Non
 
 
 def list_files(path: Path) -> list[Path]:
-    """Returns the file and its drop-ins, in the order in which they are read."""
-    return [path, *sorted((path.parent / DROP_INS).glob("*.toml"))]
+    """Returns the file and its drop-ins, in the order in which they are read. Raises ConfigError."""
+    return [path, *list_drop_ins(path)]
+
+
+def list_drop_ins(path: Path) -> list[Path]:
+    """Returns conf.d/*.toml beside the file; none without that folder. Raises ConfigError if it cannot be read."""
+    folder = path.parent / DROP_INS
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}; expected a folder of TOML files") from error
+    return sorted(folder / name for name in names if name.endswith(".toml"))
 
 
 def read_table(path: Path) -> Table:
@@ -48,7 +61,8 @@ def read_table(path: Path) -> Table:
 
 def read_layers(path: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Table]]:
     """Yields (where, table) of the file, of each drop-in and of each group of this node. Raises ConfigError."""
-    layers = [(str(file), read_table(file)) for file in list_files(path)]
+    layers = [(str(path), read_table(path))]
+    layers += [(str(file), read_table(file)) for file in list_drop_ins(path)]
     groups = [pair for where, table in layers for pair in take_groups(where, table)]
     node = environ.get(NODE_VARIABLE, "")
     for where, table in layers:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -112,6 +113,27 @@ def test_errors_name_the_drop_in_or_the_group(main: Path, text: str, said: str) 
     with pytest.raises(ConfigError) as caught:
         load_config(main, as_node("n1"))
     assert said in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o700, 0o711])
+def test_drop_ins_that_the_user_may_not_read_are_an_error(mode: int) -> None:
+    """Root's `config check` uses them; the service went on without them."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        main, folder = Path(name, "fleetpulse.toml"), Path(name, "conf.d")
+        main.write_text(MAIN)
+        folder.mkdir()
+        drop_in(main, "50.toml", "[api]\nport = 9999\n")
+        folder.chmod(mode)
+        assert load_config(main, as_node("n1")).api.port == 9999
+        os.seteuid(65534)
+        try:
+            with pytest.raises(ConfigError) as caught:
+                load_config(main, as_node("n1"))
+        finally:
+            os.seteuid(0)
+    assert str(caught.value) == f"{folder}: cannot be read: Permission denied; expected a folder of TOML files"
 
 
 def test_without_a_name_the_folder_counts_before_the_host(
