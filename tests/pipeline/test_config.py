@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pipeline.config.sections import Config, load_config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
+from pipeline.store.database import Database
 
 
 def write_file(folder: Path, text: str) -> Path:
@@ -210,3 +212,15 @@ def test_an_owner_builds_its_dataclass_with_the_same_messages() -> None:
 def test_every_section_is_a_frozen_dataclass() -> None:
     with pytest.raises(AttributeError):
         Config().api.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("limit", ["2GB", "1.5 GiB", "500mb", "2G", "50%"])
+def test_duckdb_takes_each_memory_limit_that_the_configuration_takes(tmp_path: Path, limit: str) -> None:
+    config = load_config(write_file(tmp_path, f"[store]\nmemory_limit = {limit!r}\n"), {})
+    with closing(Database(tmp_path / "store.duckdb", config.store.memory_limit)):
+        pass
+
+
+@pytest.mark.parametrize("limit", ["lots", "2", "0GB", "-1GB", ""])
+def test_a_memory_limit_that_is_no_size_is_refused_before_a_start(tmp_path: Path, limit: str) -> None:
+    assert "expected a size such as 2GB" in error_of(tmp_path, f"[store]\nmemory_limit = {limit!r}\n")
