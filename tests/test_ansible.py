@@ -181,6 +181,46 @@ def test_a_dry_run_on_a_fresh_host_goes_on_where_no_unit_is_installed_yet(tmp_pa
         assert done.returncode == code, done.stdout + done.stderr
 
 
+@pytest.mark.ansible
+def test_a_wrong_configuration_is_refused_before_it_replaces_anything(tmp_path: Path) -> None:
+    """The wrong drop-in stayed on the host: the next start of the unit read it, ended, and stayed down."""
+    program = tmp_path / "fleetpulse"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "fleetpulse.py"} "$@"\n')
+    program.chmod(0o755)
+    shutil.copytree(ROLE / "templates", tmp_path / "templates")
+    folder, names = tmp_path / "etc" / "fleetpulse", ("fleetpulse.toml", "conf.d/50-site.toml", "conf.d/60-own.toml")
+    (folder / "conf.d").mkdir(parents=True)
+    (folder / names[2]).write_text("[detector.link]\n")
+    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text().replace("/etc/fleetpulse", str(folder)))
+    wanted = [task for task in tasks if task["name"].startswith(("Check the whole", "Configuration", "More sections"))]
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+    environ |= {"PATH": f"{tmp_path}:{environ['PATH']}", "TMPDIR": str(tmp_path)}
+    values = {"fleetpulse_kind": "server", "fleetpulse_kafka": "k:9092", "ansible_python_interpreter": sys.executable}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": wanted}
+    play |= {"handlers": [{"name": "Restart", "ansible.builtin.debug": {"msg": ""}}]}
+
+    def run(webhook: str, more: str) -> tuple[int, str, list[str]]:
+        play["vars"] = DEFAULTS | values | {"fleetpulse_webhook": webhook, "fleetpulse_config": more}
+        (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+        words = [find_program(), "-i", "localhost,", "play.yml"]
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        return done.returncode, done.stdout, [(folder / name).read_text() for name in names if (folder / name).exists()]
+
+    escalation = "[[incidents.escalation]]\nafter_minutes = 5\nreceivers = ['on-call']\n"
+    code, _, written = run("https://h.example/key", escalation)
+    assert (code, len(written), written[1:2]) == (0, 3, [escalation])
+    for webhook, more, why in (
+        ("https://h.example/key", "[api]\nprot = 1\n", "did you mean 'port'?"),
+        ("", escalation, "'on-call' is not a receiver"),
+    ):
+        code, said, left = run(webhook, more)
+        assert (code, left) == (2, written)
+        assert why in said
+    code, _, written = run("", "[api]\nsql_rows = 7\n")
+    assert (code, written[1]) == (0, "[api]\nsql_rows = 7\n")
+    assert not list(tmp_path.glob("tmp.*"))
+
+
 UNITS = "systemd/system"
 KAFKA, HOOK = ("fleetpulse/kafka.password", "kafka.conf"), ("fleetpulse/on-call.secret", "on-call.conf")
 
