@@ -52,6 +52,12 @@ function leadsToPage(link, pages) {
   return pages.includes(to.pathname.slice(base.length) || pages[0]);
 }
 
+// Returns whether a link leads to a part of the page that is shown: the browser itself scrolls there, without a run.
+function leadsToPart(link) {
+  const to = new URL(link.href, location.href);
+  return Boolean(to.hash) && to.origin + to.pathname + to.search === location.origin + location.pathname + location.search;
+}
+
 // Opens a page within the session, as one step of the browser's history: Streamlit reads the address when the browser
 // goes to another step. The browser loads the page unless the frame of a new run comes.
 function openWithin(root, address) {
@@ -122,7 +128,7 @@ export default function (component) {
     closeMenu(event);
     if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
     const link = event.composedPath().find((part) => part instanceof HTMLAnchorElement);
-    if (!link || !leadsToPage(link, data.pages)) return;
+    if (!link || !leadsToPage(link, data.pages) || leadsToPart(link)) return;
     event.preventDefault();
     list.hidden = true;
     input.blur();
