@@ -317,13 +317,12 @@ def _config(given: argparse.Namespace) -> int:
 
 
 def _check_owners(config: Config) -> None:
-    """Raises ConfigError if a collector, or a detector where they are installed, refuses its section."""
+    """Raises ConfigError for what an agent's start refuses, and where detectors are installed, what they refuse."""
     import importlib.util
 
-    from agents.collectors.registry import configured_collectors
-    from pipeline.config.origin import check_with_origin
+    from agents.node.start_checks import check_configuration
 
-    check_with_origin(config, lambda one: configured_collectors(one.collector, one.source, one.agent.collectors))
+    check_configuration(config)
     if importlib.util.find_spec("numba") is not None:
         _configure_detectors(config)
 

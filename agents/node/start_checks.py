@@ -1,4 +1,5 @@
-"""What an agent's start refuses, apart from what a single key must be: a reload refuses it too.
+"""What an agent's start refuses, apart from what a single key must be: a reload refuses it too, and `config check`
+what needs no look at files and ports.
 
 A start that ends with exit code 2 is the last one of a unit (RestartPreventExitStatus=2), so a reload checks all of
 this while the old agent still runs.
@@ -39,13 +40,30 @@ def check_telemetry(config: Config) -> None:
         raise ConfigError(f'{where} metrics = "all": requires an endpoint, such as "http://127.0.0.1:4318"')
 
 
+def check_distinct_ports(config: Config) -> None:
+    """Raises ConfigError if two servers of an agent have one port: the second would never listen.
+
+    Not at a start: there the agent goes on, and logs that its receiver cannot listen.
+    """
+    found = _list_ports(config)
+    if len(set(found.values())) < len(found):
+        first, second = found
+        raise ConfigError(f"{config.source}: {second} = {found[second]}: that is {first} too; expected another port")
+
+
+def check_configuration(config: Config) -> None:
+    """Raises ConfigError for what a start refuses without a look at files and ports, as `config check` does."""
+    check_with_origin(config, configure)
+    check_with_origin(config, check_settings)
+    check_with_origin(config, check_distinct_ports)
+
+
 def check_next_start(now: Config, fresh: Config) -> None:
     """Raises ConfigError if a start with `fresh` would end with exit code 2. Reads secrets.
 
     now: with which this process runs; its ports are free for its next start.
     """
-    check_settings(fresh)
-    check_with_origin(fresh, configure)
+    check_configuration(fresh)
     if fresh.pipeline.transport == "kafka":
         from agents.node.uplink.client import check_credentials
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import fleetpulse
 from pipeline.model.records import EVENTS, TELEMETRY
 from pipeline.transport import wire
 from tests.agents.conftest import Drained
@@ -161,6 +162,16 @@ def test_a_reload_to_files_with_which_no_agent_starts_is_refused(
     assert [event["outcome"] for event in reloads] == ["refused"] * len(unusable)
     for event, why in zip(reloads, unusable.values(), strict=True):
         assert re.search(why, event["reason"])
+
+
+def test_two_servers_of_an_agent_have_two_ports(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second would never listen."""
+    same = "[opentelemetry]\nprometheus_port = 9464\n"
+    running.reload(running.base.replace("[agent]\n", "[agent]\notlp_port = 9464\n") + same)
+    said = "[opentelemetry] prometheus_port = 9464: that is [agent] otlp_port too; expected another port"
+    running.wait_for(f"not reloaded, nothing changed: {running.file}: {said}")
+    assert fleetpulse.main(["config", "check", "--config", str(running.file)]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", ['node = "n1"\n', "[opentelemetry]\n"])
