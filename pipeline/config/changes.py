@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.sections import Config
+from pipeline.config.settings import KEY
 from pipeline.model.errors import UsageError
 
 _EMPTY: tuple[Any, ...] = (None, {}, [], "")
@@ -58,7 +59,7 @@ def _flatten_config(config: Config) -> _Keys:
 def _flatten(name: str, value: Any, declared: bool) -> Iterator[tuple[str, tuple[Any, bool]]]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for one in dataclasses.fields(value):
-            yield from _flatten(f"{name}.{one.name}", getattr(value, one.name), True)
+            yield from _flatten(f"{name}.{one.metadata.get(KEY, one.name)}", getattr(value, one.name), True)
     elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
         for number, part in enumerate(value):
             yield from _flatten(f"{name}[{number}]", part, True)

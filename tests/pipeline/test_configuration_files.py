@@ -281,6 +281,9 @@ def test_show_names_the_file_group_or_variable_that_set_a_key(main: Path, monkey
     assert found["agent.interval"] == {"key": "agent.interval", "value": 5.0, "from": f"{main}: [[groups]] 1"}
     assert (found["api.port"]["value"], found["api.port"]["from"]) == (8700, "FLEETPULSE__API__PORT")
     assert "api.host" not in found
+    path.write_text("[notify.route]\ncontinue = true\n")
+    found = {row["key"]: row for row in rows("show", "--config", str(main), "--changed")}
+    assert found["notify.route.continue"] == {"key": "notify.route.continue", "value": True, "from": str(path)}
 
 
 def test_show_and_diff_show_the_hosts_of_addresses_alone(main: Path, tmp_path: Path) -> None:
