@@ -465,14 +465,14 @@ def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.
             build_section(Config, table, where)
     for name, text in environ.items():
         if name.startswith(PREFIX):
-            _override(table, name, text)
+            override(table, name, text)
     if "source" in table:
         raise ConfigError(f"{source}: [source] is not a section")
     return build_section(Config, {**table, "source": source}, source)
 
 
-def _override(table: dict[str, Any], name: str, text: str) -> None:
-    """Sets one key of the table from an environment variable."""
+def override(table: dict[str, Any], name: str, text: str) -> None:
+    """Sets one key of the table from an environment variable. Raises ConfigError for a name that can be no key."""
     keys = name.removeprefix(PREFIX).lower().split("__")
     if len(keys) < 2:
         raise ConfigError(f"environment: {name}: expected {PREFIX}SECTION__KEY")

@@ -238,6 +238,36 @@ def test_errors_of_detectors_collectors_and_receivers_name_the_drop_in(
     assert f"fleetpulse: {where}: {said}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("file", [True, False])
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("FLEETPULSE__DETECTOR__STRAGGLER__FOO", "1", "[detector.straggler] foo: no such key"),
+        ("FLEETPULSE__COLLECTOR__PCI__FOO", "1", "[collector.pci] foo: no such key"),
+        (
+            "FLEETPULSE__NOTIFY__WEBHOOKS",
+            "[{name='w', url='http://h.example'}]",
+            "[[notify.webhooks]] w: url: found http",
+        ),
+    ],
+)
+def test_errors_of_detectors_collectors_and_receivers_name_the_variable(
+    main: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str,
+    said: str,
+    file: bool,
+) -> None:
+    monkeypatch.chdir(main.parent / "conf.d")
+    monkeypatch.setattr(files, "HOST", Path("none.toml"))
+    monkeypatch.setenv("FLEETPULSE__API__PORT", "1")
+    monkeypatch.setenv(name, text)
+    assert fleetpulse.main(["config", "check", *(["--config", str(main)] if file else [])]) == 2
+    assert f"fleetpulse: environment: {name}: {said}" in capsys.readouterr().err
+
+
 def test_check_reads_no_secret_of_a_receiver(main: Path) -> None:
     """The person who checks may have no right to, and the copy of a unit exists only while it runs."""
     main.write_text(
