@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "(hidden)"
-PLACEHOLDERS = ("HOST[:PORT]/PATH", "host/path")
-"""What messages expect, which are no addresses."""
+_PLACEHOLDER = re.compile(r"(host(:port)?(/path)?)|(HOST(\[?:PORT\]?)?(/PATH)?)")
+"""What messages expect, which is no address."""
+_LOGIN = re.compile(r"(?!User:)[^\s:/@]+:\S.*@[\w[].*", re.DOTALL)
+"""An address without its scheme, with a login; no principal of Kafka."""
 _WHOLE = re.compile(r"(\w[\w+.-]*://)(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(\w[\w+.-]*://)((?:\\\\|[^\s'\"<>\\])*)")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^][:@]+)(?::[0-9]*)?")
@@ -27,7 +29,14 @@ def hide_addresses(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     found = _WHOLE.fullmatch(value)
+    if found is None and _LOGIN.fullmatch(value):
+        return _hide_rest(value)
     return found[1] + _hide_rest(found[2]) if found else hide_in_text(value)
+
+
+def hide_address(text: str) -> str:
+    """Returns an address only to its host; also one that lacks its scheme, by mistake."""
+    return str(hide_addresses(text)) if _WHOLE.fullmatch(text) else _hide_rest(text)
 
 
 def hide_in_text(text: str) -> str:
@@ -37,7 +46,7 @@ def hide_in_text(text: str) -> str:
 
 def _hide_match(found: re.Match[str]) -> str:
     rest = found[2].rstrip(".,;:)]}") if not found[2].endswith(("]", HIDDEN)) else found[2]
-    return found[1] + (rest if rest in PLACEHOLDERS else _hide_rest(rest)) + found[2][len(rest) :]
+    return found[1] + (rest if _PLACEHOLDER.fullmatch(rest) else _hide_rest(rest)) + found[2][len(rest) :]
 
 
 def _hide_rest(rest: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipeline.config.addresses import hide_addresses
 from pipeline.model.errors import ConfigError
 
 T = TypeVar("T")
@@ -89,13 +90,19 @@ def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: s
 
 def check_value(where: str, value: Any, text: str, holds: Callable[[Any], bool]) -> None:
     """Raises ConfigError if the value at `where` does not satisfy `holds`; `text` describes the allowed values."""
-    shown = str(value) if isinstance(value, Path) else value
+    shown = _hide(str(value) if isinstance(value, Path) else value)
     try:
         if holds(value):
             return
     except ConfigError as error:
         raise ConfigError(f"{where} = {shown!r}: {error}; expected {text}") from None
     raise ConfigError(f"{where} = {shown!r}: expected {text}")
+
+
+def _hide(value: Any) -> Any:
+    """Returns a value as errors may show it: of an address the host, also if its password has spaces or quotes."""
+    shown = hide_addresses(value)
+    return tuple(shown) if isinstance(value, tuple) else shown
 
 
 def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
@@ -114,7 +121,9 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise ConfigError(f"{describe_key(where, key)} = {value!r}: expected one of {', '.join(map(repr, arguments))}")
+        raise ConfigError(
+            f"{describe_key(where, key)} = {_hide(value)!r}: expected one of {', '.join(map(repr, arguments))}"
+        )
     if wanted is Path and isinstance(value, str):
         return Path(value).expanduser()
     if wanted is float and type(value) in (int, float):
@@ -122,13 +131,13 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if wanted is Any or type(value) is wanted:
         return value
     name = "list" if origin is tuple else getattr(wanted, "__name__", str(wanted))
-    raise ConfigError(f"{describe_key(where, key)} = {value!r}: expected {name}, got {type(value).__name__}")
+    raise ConfigError(f"{describe_key(where, key)} = {_hide(value)!r}: expected {name}, got {type(value).__name__}")
 
 
 def _table(value: Any, where: str, key: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise ConfigError(f"{where}: [{key}] is {value!r}; expected a table")
+    raise ConfigError(f"{where}: [{key}] is {_hide(value)!r}; expected a table")
 
 
 def describe_key(where: str, section: str, key: str = "", value: Any = None) -> str:

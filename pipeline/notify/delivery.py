@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from pipeline.config.addresses import hide_addresses
+from pipeline.config.addresses import hide_address
 from pipeline.model.errors import ConfigError, Refused
 from pipeline.model.records import SECOND, iso
 from pipeline.notify.connections import DEADLINES, CheckedConnection, ConnectionPool
@@ -194,7 +194,7 @@ def _locate_url(receiver: Destination, with_value: bool = False) -> str:
     """Returns section, name and key of a URL; of its value the host, and nothing if it is that of a file, a secret."""
     key = getattr(receiver, "key", "url")
     where = f"[[{receiver.section}]] {receiver.name}: {key}"
-    return f"{where} = {hide_addresses(receiver.url)!r}" if with_value and not key.endswith("_file") else where
+    return f"{where} = {hide_address(receiver.url)!r}" if with_value and not key.endswith("_file") else where
 
 
 def _is_loopback_name(host: str) -> bool:

@@ -286,6 +286,12 @@ def test_check_reads_no_secret_of_a_receiver(main: Path) -> None:
         '[[notify.webhooks]]\nname = "w"\nurl = "ftp://u:PASS@h.example/WORD"\n',
         '[[notify.webhooks]]\nname = "w"\nurl = "https://u:PASS@h.example/WORD"\n',
         '[[notify.alertmanagers]]\nname = "w"\nurls = ["https://u:PASS@h.example/api/v2/WORD"]\n',
+        '[[notify.webhooks]]\nname = "w"\nurl = "u:PASS@h.example/WORD"\n',
+        '[[notify.webhooks]]\nname = "w"\nurl = "h.example/WORD"\n',
+        '[[notify.webhooks]]\nname = "w"\nurl = "https://u:12 PASS@h.example/WORD"\n',
+        '[[collector.redfish.bmcs]]\nname = "b"\nurl = "https://u:12 PASS@h.example/WORD"\n',
+        '[notify]\nwebhooks = "https://u:12 PASS@h.example/WORD"\n',
+        '[check]\napi_url = "u:12 PASS@h.example/WORD"\n',
         '[opentelemetry]\nendpoint = "ftp://u:PASS@h.example/WORD"\n',
         '[kafka]\ntoken_endpoint = "https://u:PASS@h.example/WORD"\n',
     ],
@@ -298,7 +304,7 @@ def test_errors_show_the_hosts_of_addresses_alone(main: Path, capsys: pytest.Cap
     with contextlib.suppress(ConfigError):
         checks = doctor.run_checks(load_config(main), [doctor.receivers])
         said += doctor.format_checks(checks)
-        assert "fix: correct [[notify." in said
+        assert "fix: correct [[notify." in said or "notify" not in text
     assert [word for word in ("PASS", "WORD") if word in said] == []
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
+import typing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,7 +22,7 @@ from pipeline.commands.configuration import show_config
 from pipeline.commands.next_steps import suggest_next, wait_until_sound
 from pipeline.commands.setup import run_setup
 from pipeline.commands.support import collect, find_secrets, hide, write_support
-from pipeline.config.addresses import HIDDEN, hide_addresses
+from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses, hide_in_text
 from pipeline.config.sections import Config, load_config
 from pipeline.model.errors import ConfigError, Refused, UsageError
 
@@ -412,6 +414,23 @@ def test_an_address_shows_at_most_its_host(address: str, shown: str) -> None:
     assert hide_addresses(address) == shown
     assert hide(f'"{shown}"', []) == f'"{shown}"', "what is hidden once does not change"
     assert hide(f'see ({address}), then "{address}".', []) == f'see ({shown}), then "{shown}".'
+
+
+def test_an_address_without_a_scheme_shows_at_most_its_host_and_a_principal_is_none() -> None:
+    assert hide_addresses("user:pa ss@hooks.example/x") == f"hooks.example/{HIDDEN}"
+    assert hide_address("hooks.example/x") == f"hooks.example/{HIDDEN}"
+    for shown in ("User:agent@REALM", "ada@site.example", "cdu:row3-*", "page: @on-call"):
+        assert hide_addresses(shown) == shown
+
+
+def test_what_messages_expect_is_no_address() -> None:
+    sections = [one for one in typing.get_type_hints(Config).values() if dataclasses.is_dataclass(one)]
+    said = [
+        part.metadata.get("fleetpulse.constraint", ("",))[0] for one in sections for part in dataclasses.fields(one)
+    ]
+    assert len([text for text in said if "://" in text]) >= 2
+    for text in (*said, "https://HOST[:PORT]/PATH (or http, see allow_http)"):
+        assert hide_in_text(text) == text
 
 
 def test_secrets_are_hidden_in_the_forms_in_which_logs_write_them(secret_site: Path, tmp_path: Path) -> None:

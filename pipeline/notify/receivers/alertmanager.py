@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.config.addresses import hide_addresses
+from pipeline.config.addresses import hide_address
 from pipeline.config.receivers import Alertmanager, ReceiverConfig, parse_duration
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, iso
@@ -54,7 +54,7 @@ class AlertmanagerEndpoint(Endpoint):
         if "/api/v" in self._url:
             where = f"[[{self._receiver.section}]] {self.receiver}: urls"
             raise ConfigError(
-                f"{where}: {hide_addresses(self._url)!r} has the path of the API; expected the address before /api"
+                f"{where}: {hide_address(self._url)!r} has the path of the API; expected the address before /api"
             )
         check_receiver(self._target(""))
         check_auth(self._receiver)
