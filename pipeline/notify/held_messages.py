@@ -33,7 +33,8 @@ for long delays nothing behind it. Chosen: it bounds what is read."""
 class Group:
     """The alerts of one route with equal `group_by` labels, and what of them was sent last.
 
-    alerts:  fingerprint -> the alert, with its `incident` and whether it was `acknowledged`.
+    alerts:  fingerprint -> the alert, with its `incident`, whether it was `acknowledged`, whether a message fired it
+             (`sent`), and the number of its first row of the outbox (`since`).
     firing, resolved: fingerprints in the last message.   acknowledged: whether that was said of all that fire.
     flush_at, sent_at: next tick and last message (UTC us; 0: none).
     """
@@ -48,16 +49,24 @@ class Group:
     acknowledged: bool = False
     sent_at: int = 0
 
-    def add_alert(self, alert: Mapping[str, Any], incident: str, acknowledged: bool) -> None:
-        """Adds an alert, or its new state."""
-        self.alerts[alert["fingerprint"]] = {**alert, "incident": incident, "acknowledged": acknowledged}
+    def add_alert(self, alert: Mapping[str, Any], incident: str, acknowledged: bool, number: int) -> None:
+        """Adds an alert, or its new state. number: that of its row."""
+        known = self.alerts.get(alert["fingerprint"], {})
+        kept = {"sent": bool(known) and self.has_sent(known), "since": known.get("since", 0) if known else number}
+        self.alerts[alert["fingerprint"]] = {**alert, "incident": incident, "acknowledged": acknowledged, **kept}
 
-    def flush(self, now: int, repeat_s: float, is_inhibited: Callable[[Mapping[str, Any]], Any]) -> tuple[str, Any]:
-        """Returns why a message is due and its alerts; ("", []) if none is. Alerts that ended leave the group.
+    def has_sent(self, alert: Mapping[str, Any]) -> bool:
+        """Returns whether a message fired an alert of the group: its end is due. The last message need not show it: an
+        inhibition may hide it. Groups that an older version stored know only the last message."""
+        return bool(alert.get("sent")) or alert["fingerprint"] in self.firing
+
+    def flush(self, now: int, repeat_s: float, is_hidden: Callable[[Mapping[str, Any]], Any]) -> tuple[str, Any]:
+        """Returns why a message is due and its alerts; ("", []) if none is. Alerts that ended leave the group; the end
+        of one that never fired in a message is in none.
 
         The reasons and their order are those of Alertmanager's deduplication.
         """
-        shown = [a for fp, a in self.alerts.items() if (_ended(a) and fp in self.firing) or not is_inhibited(a)]
+        shown = [a for a in self.alerts.values() if (self.has_sent(a) if _ended(a) else not is_hidden(a))]
         firing = [a["fingerprint"] for a in shown if not _ended(a)]
         resolved = [a["fingerprint"] for a in shown if _ended(a)]
         reason = self._find_reason(firing, resolved, now, repeat_s) if shown else ""
@@ -65,6 +74,8 @@ class Group:
         if reason:
             self.firing, self.resolved, self.sent_at = firing, resolved, now
             self.acknowledged = False
+            for alert in shown:
+                alert["sent"] = True
         return reason, shown if reason else []
 
     def _find_reason(self, firing: Sequence[str], resolved: Sequence[str], now: int, repeat_s: float) -> str:
@@ -73,17 +84,19 @@ class Group:
         if not set(firing) <= set(self.firing):
             return "new alerts added" if self.firing else "first notification"
         if not firing:
-            return "all alerts resolved" if self.firing else ""
+            return "all alerts resolved" if resolved else ""
         if not set(resolved) <= set(self.resolved):
             return "some alerts resolved"
         return "repeat interval elapsed" if now - self.sent_at > repeat_s * SECOND else ""
 
-    def is_newly_acknowledged(self) -> bool:
-        """Returns whether all alerts that fire are acknowledged, and no message said so yet; and remembers it."""
+    def list_newly_acknowledged(self) -> list[dict[str, Any]]:
+        """Returns the alerts that fire in the last message if all are acknowledged and no message said so yet; and
+        remembers it."""
         firing = [a for a in self.alerts.values() if a["fingerprint"] in self.firing and not _ended(a)]
-        found = bool(firing) and all(a["acknowledged"] for a in firing) and not self.acknowledged
-        self.acknowledged = self.acknowledged or found
-        return found
+        if self.acknowledged or not all(a["acknowledged"] for a in firing):
+            return []
+        self.acknowledged = bool(firing)
+        return firing
 
 
 def _ended(alert: Mapping[str, Any]) -> bool:
@@ -127,7 +140,9 @@ GROUP BY incident
 _WAITS = "SELECT count(*) FROM outbox WHERE receiver = $1 AND incident = $2 AND state = 'pending'"
 _NEVER_SENT = """
 UPDATE outbox SET state = 'muted', answer = 'ended before its group was sent'
-WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND incident IN (SELECT unnest($3::VARCHAR[]))
+FROM (SELECT unnest($3::VARCHAR[]) AS incident, unnest($4::VARCHAR[]) AS fingerprint, unnest($5::BIGINT[]) AS since) n
+WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND outbox.incident = n.incident
+AND outbox.number >= n.since AND payload ->> '$.alerts[0].fingerprint' = n.fingerprint
 """
 MakeBody = Callable[[Sequence[Mapping[str, Any]], str, Mapping[str, str], str], dict[str, Any]]
 """Makes a body of version 4 of alerts, groupKey, group labels and reason."""
@@ -229,10 +244,8 @@ class HeldMessages:
                     self._flush(connection, group, now)
                     changed[group.id] = group
                 for group in changed.values():
-                    if group.is_newly_acknowledged():
-                        self._add_message(
-                            connection, group, list(group.alerts.values()), "unknown", "acknowledged", now
-                        )
+                    if said := group.list_newly_acknowledged():
+                        self._add_message(connection, group, said, "unknown", "acknowledged", now)
                 _save(connection, self._receiver, changed.values())
             self._groups = {key: group for key, group in self._groups.items() if group.alerts}
         except BaseException:
@@ -271,7 +284,8 @@ class HeldMessages:
                 due = one.created + int((node.wait_s if node is not None else 0.0) * SECOND)
                 group = Group(name_group(self._receiver, key), key, dict(body["groupLabels"]), due)
                 self._groups[key] = group
-            group.add_alert(alert, one.incident, (change.get("incident") or {}).get("state") == "acknowledged")
+            owned = (change.get("incident") or {}).get("state") == "acknowledged"
+            group.add_alert(alert, one.incident, owned, one.number)
             touched.append((one, group))
         return touched
 
@@ -281,14 +295,15 @@ class HeldMessages:
         repeat, interval = (node.repeat_s, node.interval_s) if node else (float("inf"), 1.0)
         if connection.execute(_WAITS, [self._receiver, group.id]).fetchone() != (0,):
             repeat = float("inf")  # what waits for its receiver is not repeated
-        ended = [a["incident"] for a in group.alerts.values() if _ended(a)]
-        sent = {group.alerts[one]["incident"] for one in group.firing if one in group.alerts}
+        never = [a for a in group.alerts.values() if _ended(a) and not group.has_sent(a)]
+        sent = {a["incident"] for a in group.alerts.values() if group.has_sent(a)}
         reason, alerts = group.flush(now, repeat, functools.partial(self._is_hidden, sent))
         if reason:
             ended_all = all(map(_ended, alerts))
             self._add_message(connection, group, alerts, reason, "resolved" if ended_all else "opened", now)
-        if never := sorted({*ended} - {alert["incident"] for alert in (*alerts, *group.alerts.values())}):
-            connection.execute(_NEVER_SENT, [self._receiver, group.id, never])
+        if never:
+            rows = [[a["incident"], a["fingerprint"], a.get("since", 0)] for a in never]
+            connection.execute(_NEVER_SENT, [self._receiver, group.id, *map(list, zip(*rows, strict=True))])
         group.flush_at = max(group.flush_at + int(interval * SECOND), now + SECOND)
 
     def _is_hidden(self, sent: Collection[str], alert: Mapping[str, Any]) -> bool:

@@ -24,11 +24,26 @@ WHERE outbox.id = n.id
 """
 _REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 _SETTLE_PARTS = """
-UPDATE outbox SET state = $4, answer = $5
-WHERE receiver = $1 AND part_of = $2 AND state = 'grouped' AND epoch_us(created) <= $3 AND incident IN
-    (SELECT unnest(from_json(payload -> '$.fleetpulse.incidents', '["VARCHAR"]')) FROM outbox WHERE id = $6)
+WITH said AS (
+    SELECT alert ->> '$.fingerprint' AS fingerprint, alert ->> '$.status' = 'resolved' AS has_ended
+    FROM (SELECT unnest(from_json(payload -> '$.alerts', '["JSON"]')) AS alert FROM outbox WHERE id = $6)),
+parts AS (
+    SELECT o.id, o.number, o.incident, fingerprint, (o.kind = 'resolved') = has_ended AS is_said
+    FROM outbox o JOIN said ON fingerprint = o.payload ->> '$.alerts[0].fingerprint'
+    WHERE o.receiver = $1 AND o.part_of = $2 AND o.state = 'grouped' AND epoch_us(o.created) <= $3),
+said_last AS (
+    SELECT *, max(number) FILTER (is_said) OVER (PARTITION BY incident, fingerprint) AS newest FROM parts),
+found AS (
+    SELECT id, is_said AND number > coalesce(max(number) FILTER (NOT is_said AND number < newest)
+               OVER (PARTITION BY incident, fingerprint), -1) AS is_newest
+    FROM said_last WHERE number <= newest)
+UPDATE outbox SET state = CASE WHEN is_newest THEN $4 ELSE 'muted' END,
+    answer = CASE WHEN is_newest THEN $5 ELSE 'replaced by a later message' END
+FROM found WHERE outbox.id = found.id
 """
-"""What was in a message has its result; what an inhibition kept out of it still waits in the group."""
+"""What was in a message has its result: a row that fires an alert if the message fires it, a row that ends it if the
+message ends it. What another row replaced before it was in a message is in none. The others wait in the group, as what
+an inhibition kept out of it does."""
 
 
 @dataclass(frozen=True, slots=True)

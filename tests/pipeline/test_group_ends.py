@@ -1,0 +1,219 @@
+"""Ends of grouped alerts: a receiver gets the end of what it got, once, and no end of what it never got; the rows say
+what was in its messages."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
+from pipeline.model.records import Life
+from tests.pipeline.notifier_harness import NotifierHarness, Receiver
+from tests.pipeline.test_inhibited_pages import ANN, ENDED, PAGED, SENT, HeardSite, heard, open_all, pager
+
+__all__ = ["heard", "pager"]
+ROUTE = Route("hook", group_by=("alertname",), group_wait="0s", group_interval="1m")
+SOURCE, TARGETS = "cdu:c1", ("gpu:n1.0", "gpu:n2.0", "gpu:n3.0")
+
+
+@pytest.fixture
+def harness(tmp_path: Path, receiver: Receiver) -> Any:
+    rule = InhibitRule((f'cause="{SOURCE}"',), ('cause=~"gpu:.*"',))
+    hook = Webhook("hook", f"http://127.0.0.1:{receiver.server_port}/")
+    made = NotifierHarness(tmp_path, [], Notify(webhooks=(hook,), route=ROUTE, inhibit_rules=(rule,)))
+    yield made
+    made.close()
+
+
+def pass_time(harness: NotifierHarness, seconds: int = 70) -> None:
+    """Lets time pass: a group is flushed, and its message is sent."""
+    harness.send_due(0, "hook")
+    for _ in range(2):
+        harness.send_due(seconds / 2, "hook")
+
+
+def told(receiver: Receiver, cause: str) -> list[str]:
+    """What the receiver was told of a cause, one status per message."""
+    return [a["status"] for _, b in receiver.posts for a in b["alerts"] if a["labels"]["cause"] == cause]
+
+
+def rows(harness: NotifierHarness, cause: str) -> list[tuple[str, str, str]]:
+    assert harness.database is not None
+    query = "SELECT kind, state, answer FROM outbox WHERE incident = ? ORDER BY number"
+    return harness.database.cursor().execute(query, [f"inc-{cause}"]).fetchall()
+
+
+SENT_ROW, NEVER = "HTTP 200", "ended before its group was sent"
+
+
+def test_an_alert_that_was_sent_ends_once_though_a_message_without_it_came_between(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    """The group's last message shows only what is not inhibited."""
+    one, two, _ = TARGETS
+    harness.write_change("opened", one)
+    pass_time(harness)
+    harness.write_change("opened", SOURCE)
+    harness.write_change("opened", two)
+    pass_time(harness)
+    harness.restart()
+    harness.write_change("opened", "cdu:c2")
+    harness.resolve("cdu:c2")
+    pass_time(harness)
+    assert told(receiver, one) == ["firing"]
+    harness.resolve(one)
+    harness.resolve(two)
+    pass_time(harness)
+    assert (told(receiver, one), told(receiver, two)) == (["firing", "resolved"], [])
+    assert rows(harness, one) == [("firing", "delivered", SENT_ROW), ("resolved", "delivered", SENT_ROW)]
+    assert rows(harness, two) == [("firing", "muted", NEVER), ("resolved", "muted", NEVER)]
+
+
+@pytest.mark.sample(every=5)
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_ends_are_sent_of_what_was_sent_and_rows_say_what_was_sent(
+    harness: NotifierHarness, receiver: Receiver, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    for _ in range(40):
+        act_at_random(harness, receiver, chosen)
+    receiver.statuses = []
+    for cause, incident in sorted(harness.incidents.items()):
+        if incident.resolved is None:
+            harness.resolve(cause)
+    for _ in range(4):
+        pass_time(harness, 700)
+    check_rows(harness, receiver)
+
+
+def act_at_random(harness: NotifierHarness, receiver: Receiver, chosen: random.Random) -> None:
+    """Something happens to one incident, or to the receiver, or time passes."""
+    cause = chosen.choice((SOURCE, *TARGETS))
+    known = harness.incidents.get(cause)
+    act = chosen.choice(("turn", "turn", "turn", "take", "worse", "restart", "fail", "pass", "pass", "pass"))
+    if act == "turn" and (known is None or known.resolved is not None):
+        harness.write_change("opened" if known is None else "reopened", cause, resolved=None, state="open", life=Life())
+    elif act == "turn":
+        harness.resolve(cause)
+    elif act == "take" and known is not None and known.state == "open":
+        waits = chosen.random() < 0.5  # as of a page that a person takes while it is inhibited
+        life = Life(acknowledged_by="ann", page_waits=waits)
+        harness.write_change("acknowledged", cause, state="acknowledged", life=life)
+    elif act == "worse" and known is not None and known.resolved is None:
+        worse: Any = {"page": "ticket", "ticket": "page"}[known.severity]
+        harness.write_change("updated", cause, severity=worse)
+    elif act == "restart":
+        harness.restart()
+    elif act == "fail":
+        receiver.statuses = [503] * chosen.randint(1, 4)
+    elif act == "pass":
+        pass_time(harness, chosen.choice((2, 30, 70)))
+
+
+def check_rows(harness: NotifierHarness, receiver: Receiver) -> None:
+    assert harness.database is not None
+    fires, ends, fired = set(), Counter[str](), set()
+    accepted = dict(receiver.posts)  # a repeated key is the same message
+    for body in accepted.values():
+        for alert in body["alerts"]:
+            print_ = alert["fingerprint"]
+            if alert["status"] == "firing":
+                fires.add(print_)
+                fired.add(print_)
+                continue
+            assert print_ in fires, "it ended what it was not told of"
+            fires.remove(print_)
+            ends[print_] += 1
+    assert not fires, "it was told of all ends"
+    query = "SELECT kind, state, payload FROM outbox WHERE NOT starts_with(incident, 'grp-')"
+    stored = harness.database.cursor().execute(query).fetchall()
+    found = [(kind, state, json.loads(payload)["alerts"]) for kind, state, payload in stored]
+    assert {state for _, state, _ in found} <= {"delivered", "muted"}
+    delivered = [(kind, alerts[0]["fingerprint"]) for kind, state, alerts in found if state == "delivered"]
+    assert {print_ for kind, print_ in delivered if kind == "firing"} == fired
+    assert Counter(print_ for kind, print_ in delivered if kind == "resolved") == ends
+
+
+# --- with the engine ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path, receiver: Receiver, pager: Any) -> Any:
+    made = HeardSite(tmp_path, receiver, pager, route=ROUTE)
+    yield made
+    made.database.close()
+
+
+def states(site: HeardSite, incident: str) -> list[tuple[str, str]]:
+    query = "SELECT kind, state FROM outbox WHERE incident = ? AND receiver = 'hook' ORDER BY number"
+    return site.database.connection.execute(query, [incident]).fetchall()
+
+
+@pytest.mark.slow
+def test_pages_that_joined_a_storm_before_they_were_sent_get_no_end_when_all_ends_at_once(site: HeardSite) -> None:
+    source = site.report("cdu:c1", detector="coolant")
+    pages = open_all(site)
+    site.pass_time(11)
+    site.people.resolve(source, ANN, "pump changed")
+    site.pass_time(2)
+    site.active = {}
+    site.wait(12)
+    site.pass_time(2)
+    assert [site.posted(page) for page in pages] == [[PAGED, [("resolved", "critical")]]] * 2 + [[]] * 2
+    assert [states(site, page) for page in pages[:2]] == [[("firing", "delivered"), ("resolved", "delivered")]] * 2
+    assert [states(site, page) for page in pages[2:]] == [[("firing", "muted"), ("resolved", "muted")]] * 2
+
+
+@pytest.mark.slow
+def test_a_page_that_a_person_took_and_resolved_unsent_gets_no_end_while_its_group_fires(site: HeardSite) -> None:
+    source = site.report("cdu:c1", detector="coolant")
+    taken, other = site.report("host:a"), site.report("host:b")
+    site.send()
+    site.people.acknowledge(taken, ANN, "the pump")
+    site.people.resolve(source, ANN, "pump changed")
+    site.pass_time(3)
+    site.people.resolve(taken, ANN, "cold again")
+    site.pass_time(3)
+    assert (site.posted(taken), site.posted(other)) == ([], [PAGED])
+    assert {state for _, state in states(site, taken)} == {"muted"}
+
+
+@pytest.mark.slow
+def test_a_ticket_that_became_a_page_of_a_storm_says_delivered_only_of_the_ticket(site: HeardSite) -> None:
+    tickets = open_all(site, "ticket")
+    site.send()
+    source = site.report("cdu:c1", detector="coolant")
+    open_all(site)
+    site.pass_time(2)
+    site.people.resolve(source, ANN, "pump changed")
+    site.pass_time(2)
+    site.active = {}
+    site.wait(12)
+    site.pass_time(2)
+    assert [site.posted(one) for one in tickets[2:]] == [[SENT, ENDED]] * 2
+    for one in tickets[2:]:
+        assert [state for _, state in states(site, one)] == ["delivered", "delivered", "muted", "muted"]
+
+
+@pytest.mark.slow
+def test_the_acknowledgement_of_a_group_says_nothing_of_what_was_not_sent(
+    tmp_path: Path, receiver: Receiver, pager: Any
+) -> None:
+    route = replace(ROUTE, receiver="pager", group_by=("site",))
+    site = HeardSite(tmp_path, receiver, pager, route=route)
+    source, page = site.report("cdu:c1", detector="coolant"), site.report("host:a")
+    site.pass_time(2)
+    site.people.acknowledge(source, ANN, "mine")
+    site.pass_time(2)
+    assert [body["event_action"] for body in pager.bodies("/v2/enqueue")] == ["trigger", "acknowledge"]
+    query = "SELECT incident, kind, state FROM outbox WHERE NOT starts_with(incident, 'grp-') ORDER BY created, number"
+    found = site.database.connection.execute(query).fetchall()
+    assert (page, "firing", "grouped") in found
+    assert [state for incident, _, state in found if incident == source] == ["delivered", "delivered"]
+    site.database.close()
