@@ -10,7 +10,7 @@ from dashboards.detail_answers import Explained, Impact, ImpactedJob
 from dashboards.links import Link, Text, detector_link, entity_link, incident_link
 from dashboards.words import age, amount, clock, joined, percent, plain, quantity, recommended_action
 from pipeline.model.entity_names import entity_name
-from pipeline.model.job_effect import describe_effect, split_doubt
+from pipeline.model.job_effect import describe_effect, read_doubt, split_doubt
 from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND, Incident
 
@@ -64,9 +64,9 @@ def impact_lines(impact: Impact) -> list[str]:
     return [*lines, loss]
 
 
-def job_rows(impact: Impact) -> list[tuple[Text, ...]]:
+def job_rows(impact: Impact, now: int) -> list[tuple[Text, ...]]:
     """Returns (job, effect, loss) of the jobs that are hit, as the API orders them."""
-    return [(entity_link(j.job, _job_name(j)), job_effect(j), _job_loss(j)) for j in impact.jobs]
+    return [(entity_link(j.job, _job_name(j)), job_effect(j, now), _job_loss(j)) for j in impact.jobs]
 
 
 def _job_loss(job: ImpactedJob) -> Text:
@@ -80,9 +80,16 @@ def _job_name(job: ImpactedJob) -> str:
     return f"{name} {job.name}".strip() if job.name not in name else name
 
 
-def job_effect(job: ImpactedJob) -> str:
+def job_effect(job: ImpactedJob, now: int) -> str:
     """Returns `31 % slower than before the onset: step time 1.92 s, was 1.47 s`, or what else is known."""
-    return describe_effect(job.state, job.slowdown, job.basis)
+    return effect_text(job.state, job.slowdown, job.basis, now)
+
+
+def effect_text(state: str, slowdown: float | None, basis: str, now: int) -> str:
+    """Returns `describe_effect` with the time of a doubt as the page writes times."""
+    doubt, text = split_doubt(basis)[0], describe_effect(state, slowdown, basis)
+    since = read_doubt(doubt)
+    return text.replace(doubt, f"{doubt.rpartition(' ')[0]} {clock(since, now)}", 1) if since else text
 
 
 def action_text(detail: IncidentDetail) -> str:

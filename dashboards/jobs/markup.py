@@ -11,6 +11,7 @@ import altair as alt
 
 from dashboards import linked, links
 from dashboards.answers import Node, TimelineItem
+from dashboards.cause_and_impact import effect_text
 from dashboards.evidence import time_tooltip
 from dashboards.jobs import checkpoints
 from dashboards.jobs.answers import Harm, Job, JobDetail, Pace, Strip
@@ -31,7 +32,6 @@ from dashboards.words import (
     with_entity_names,
 )
 from pipeline.model.entity_names import entity_name
-from pipeline.model.job_effect import describe_effect
 from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND
 
@@ -252,7 +252,7 @@ def harms(found: Sequence[Harm], now: int) -> str:
         (
             f"{as_markup(incident_link(h.id))} {_severity(h)}",
             escape(plain(h.summary)),
-            escape(describe_effect(h.state, h.slowdown, h.basis)),
+            escape(effect_text(h.state, h.slowdown, h.basis, now)),
             escape(
                 f"since {ago(h.onset, now)}"
                 if h.resolved is None

@@ -120,7 +120,7 @@ def _incidents(read: Read, parts: MapParts, now: int) -> str:
     rows.sort(key=lambda r: (order.get(r["severity"], 3), r["opened"]))
     lines = [_incident_line(row, now) for row in rows[:MAX_LINES]]
     head = ("Severity", "Incident", "Cause", "For", "State", "Confidence")
-    details = "".join(_impact(read, row) for row in rows[:MAX_DETAILED])
+    details = "".join(_impact(read, row, now) for row in rows[:MAX_DETAILED])
     return (
         f"<h2>Unresolved incidents ({len(rows):,})</h2>{table(head, lines, 'None.')}"
         f"{_more(len(rows))}{f'<h2>Impact and recommended action</h2>{details}' if details else ''}"
@@ -139,7 +139,7 @@ def _incident_line(row: Mapping[str, Any], now: int) -> tuple[str, ...]:
     )
 
 
-def _impact(read: Read, row: Mapping[str, Any]) -> str:
+def _impact(read: Read, row: Mapping[str, Any], now: int) -> str:
     try:
         detail = parse_detail(read(f"incidents/{quote(str(row['id']), safe='')}", {}))
     except FleetpulseError as error:
@@ -148,7 +148,7 @@ def _impact(read: Read, row: Mapping[str, Any]) -> str:
     if found is None:
         lines = [("Affected", ", ".join(evidence.impact(detail)) or "unknown")]
     else:
-        lines = [("Affected", "; ".join(cause_and_impact.impact_lines(found))), ("Jobs", _jobs(found))]
+        lines = [("Affected", "; ".join(cause_and_impact.impact_lines(found))), ("Jobs", _jobs(found, now))]
     lines.append(("Recommended action", cause_and_impact.action_text(detail)))
     if detail.runbook_url:
         lines.append(("Runbook", detail.runbook_url))
@@ -156,9 +156,9 @@ def _impact(read: Read, row: Mapping[str, Any]) -> str:
     return f"<h3>{escape(plain(str(row['summary'])))}</h3><table>{body}</table>"
 
 
-def _jobs(found: Impact) -> str:
+def _jobs(found: Impact, now: int) -> str:
     """Returns the jobs that an incident reaches, each with its effect: `job 81 (31 % slower)`."""
-    shown = [f"{entity_name(job.job)} ({cause_and_impact.job_effect(job)})" for job in found.jobs[:MAX_JOBS]]
+    shown = [f"{entity_name(job.job)} ({cause_and_impact.job_effect(job, now)})" for job in found.jobs[:MAX_JOBS]]
     more = [f"{found.job_count - len(shown):,} more"] if found.job_count > len(shown) else []
     return ", ".join([*shown, *more]) or "none"
 

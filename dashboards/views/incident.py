@@ -7,7 +7,7 @@ from itertools import groupby
 
 import streamlit as st
 
-from dashboards import cause_and_impact, evidence, markup, routes, snapshot
+from dashboards import cause_and_impact, evidence, linked, markup, routes, snapshot
 from dashboards.answers import Change, IncidentDetail
 from dashboards.evidence import peers_chart
 from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
@@ -96,7 +96,7 @@ def subtitle(incident: Incident, now: int) -> str:
 def _answers(detail: IncidentDetail, now: int) -> None:
     """Draws why, impact, action and delivery: what the first screen of a phone answers."""
     st.html(markup.section("Recommended action") + _action(detail))
-    st.html(markup.section("Impact") + _impact(detail))
+    st.html(markup.section("Impact") + _impact(detail, now))
     cause = markup.facts(cause_and_impact.cause_rows(detail))
     st.html(markup.section("Cause") + f'<div class="fp-narrow">{cause}</div>')
     st.html(markup.section("Delivery status") + _delivery(detail, now))
@@ -117,16 +117,19 @@ def _action(detail: IncidentDetail) -> str:
     return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail))}{more}", "advice")
 
 
-def _impact(detail: IncidentDetail) -> str:
+def _impact(detail: IncidentDetail, now: int) -> str:
     impact = detail.impact
     if impact is None:
         reached = markup.chips([*evidence.impact(detail)])
         return f'<div class="fp-narrow">{reached}</div>' + markup.empty("Loss of goodput: not computed by this API.")
     lines = "".join(f'<p class="fp-line">{as_markup(line)}</p>' for line in cause_and_impact.impact_lines(impact))
-    rows = cause_and_impact.job_rows(impact)
+    rows = [
+        (as_markup(job), as_markup(effect), f'<span class="fp-one-line">{as_markup(lost)}</span>')
+        for job, effect, lost in cause_and_impact.job_rows(impact, now)
+    ]
     more = impact.job_count - len(impact.jobs)
     rest = markup.empty(f"and {amount(more, 'more job', 'more jobs')}") if more > 0 else ""
-    jobs = markup.table(("Job", "Effect", "Lost"), rows, "No job is hit.")
+    jobs = linked.table(("Job", "Effect", "Lost"), rows, "No job is hit.", "Jobs that are hit", numbers=1)
     nodes = ""
     if impact.affected:
         chips = markup.chips([entity_link(node) for node in impact.affected])

@@ -268,8 +268,8 @@ def test_who_has_it_and_what_holds_it_back_is_shown(api: Any) -> None:
 def test_a_job_without_a_measured_slowdown_says_why() -> None:
     job = detail_answers.parse_impact({**IMPACT, "jobs": [{**IMPACT["jobs"][0], "slowdown": None, "state": "unknown"}]})
     assert job is not None
-    assert cause_and_impact.job_effect(job.jobs[0]) == "effect unknown"
-    assert isinstance(cause_and_impact.job_rows(job)[0][0], Link)
+    assert cause_and_impact.job_effect(job.jobs[0], NOW) == "effect unknown"
+    assert isinstance(cause_and_impact.job_rows(job, NOW)[0][0], Link)
 
 
 def test_a_job_that_runs_as_before_has_recovered_if_the_pipeline_says_that_it_was_slow() -> None:
@@ -279,7 +279,7 @@ def test_a_job_that_runs_as_before_has_recovered_if_the_pipeline_says_that_it_wa
     impact = detail_answers.parse_impact({**IMPACT, "jobs": [hit, never_hit]})
     assert impact is not None
     compared = "not slower than before the onset: step time 4.61 s, was 4.58 s"
-    assert [cause_and_impact.job_effect(job) for job in impact.jobs] == [f"recovered: {basis}", compared]
+    assert [cause_and_impact.job_effect(job, NOW) for job in impact.jobs] == [f"recovered: {basis}", compared]
 
 
 def test_results_in_doubt_are_the_effect_on_the_pages_of_incident_and_job_and_no_loss_is_denied() -> None:
@@ -288,8 +288,8 @@ def test_results_in_doubt_are_the_effect_on_the_pages_of_incident_and_job_and_no
     job = {**IMPACT["jobs"][0], **none, "slowdown": 0.007, "state": "unaffected", "basis": basis}
     impact = detail_answers.parse_impact({**IMPACT, **none, "jobs": [job]})
     assert impact is not None
-    doubt = f"results in doubt since {iso(NOW)[:19]}Z"
-    assert cause_and_impact.job_effect(impact.jobs[0]) == doubt
+    doubt = "results in doubt since 12:00:00Z"
+    assert cause_and_impact.job_effect(impact.jobs[0], NOW) == doubt
     assert cause_and_impact.impact_lines(impact)[1] == "no GPU-hours lost to slowness so far"
     harm = Harm("A1", "GPU 1: wrong results", "page", NOW, None, "unaffected", 0.007, basis, 0.0, "sdc")
     assert f">{doubt}<" in harms([harm], NOW)
@@ -301,7 +301,7 @@ def test_a_slow_job_says_what_it_is_compared_with(basis: str) -> None:
     impact = detail_answers.parse_impact({**IMPACT, "jobs": [job]})
     assert impact is not None
     measured = ": step time 1.92 s, was 1.47 s" if basis else ""
-    assert cause_and_impact.job_effect(impact.jobs[0]) == f"31 % slower than before the onset{measured}"
+    assert cause_and_impact.job_effect(impact.jobs[0], NOW) == f"31 % slower than before the onset{measured}"
     harm = Harm("A1", "GPU 1 hot", "page", NOW, None, "slow", 0.306, job["basis"], 1.0, "thermal")
     assert f"31 % slower than before the onset{measured}<" in harms([harm], NOW)
 
@@ -343,6 +343,6 @@ def test_a_job_whose_loss_another_incident_counts_says_which() -> None:
     assert cause_and_impact.impact_lines(found)[-1] == (
         "no GPU-hours lost so far here: the loss of a job is counted once, now in B2"
     )
-    loss = cause_and_impact.job_rows(found)[0][2]
+    loss = cause_and_impact.job_rows(found, NOW)[0][2]
     assert isinstance(loss, Link)
     assert (loss.text.endswith(" GPU-h; now in B2"), loss.href) == (True, "incident?id=B2")
