@@ -15,10 +15,10 @@ def enter(page: str, identity: str) -> None:
     if expected is not None and expected[0] == page:
         if expected[1] != identity:
             return  # a browser that is late gives the new page with the address of the page before
-        st.session_state[_PLACE] = expected
-    st.session_state.pop(_EXPECTED, None)
+        st.session_state[_PLACE] = st.session_state.pop(_EXPECTED)
     if st.session_state.get(_PLACE) == (page, identity):
-        return
+        return  # the page that asks for another one is drawn once more before the browser opens that
+    st.session_state.pop(_EXPECTED, None)
     st.session_state[_PLACE] = page, identity
     for key in [key for key in st.session_state if isinstance(key, str) and _is_result(key)]:
         del st.session_state[key]

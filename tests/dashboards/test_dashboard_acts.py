@@ -322,6 +322,32 @@ def test_a_result_is_forgotten_when_the_page_is_left() -> None:
         assert ("fleetpulse.acts.result" in test.session_state) == kept
 
 
+def test_a_result_is_kept_for_the_page_that_opens_from_whatever_page() -> None:
+    def script() -> None:
+        import streamlit as st
+
+        from dashboards.views import place
+
+        page, identity, proposes = st.session_state["step"]
+        place.enter(page, identity)
+        if proposes:
+            st.session_state["fleetpulse.acts.result"] = "ACT-1: Proposed."
+            place.expect("acts", "ACT-1")
+
+    test = AppTest.from_function(script)
+    for origin, subject in (("incident", "A1"), ("acts", "")):
+        for step, kept in (
+            ((origin, subject, True), True),
+            ((origin, subject, False), True),  # the run that gives the browser the address
+            (("acts", subject, False), True),  # a browser that is late
+            (("acts", "ACT-1", False), True),
+            (("acts", "ACT-1", False), True),
+            (("fleet", "", False), False),
+        ):
+            test.session_state["step"] = step
+            assert ("fleetpulse.acts.result" in test.run().session_state) == kept, step
+
+
 def test_an_act_is_proposed_with_nodes_and_a_reason(acts: Any) -> None:
     test = page(acts_script, opened="acts-new")
     test.button(key="acts-new-send").click().run()

@@ -92,6 +92,14 @@ def said(page: Any, text: str) -> None:
     page.locator(READY).wait_for()
 
 
+def propose(page: Any) -> None:
+    """Fills in the form of an act, which is open, and sends it."""
+    page.get_by_label("Nodes, one a line").fill("n042")
+    page.get_by_label("Reason", exact=True).fill("corrupts data")
+    page.get_by_label("Reason", exact=True).press("Tab")
+    page.get_by_role("button", name="Plan it").click()
+
+
 def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(site: Site, browser: Any) -> None:
     act = act_table(state="proposed", plan=None)
     site.api.answers["acts"] = {"acts": [act], "breaker": None, "modes": {"hold": "on"}}
@@ -101,10 +109,7 @@ def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(si
     page.goto(f"{site.url}/acts")
     log_in(page)
     page.get_by_role("button", name="Propose an act").click()
-    page.get_by_label("Nodes, one a line").fill("n042")
-    page.get_by_label("Reason", exact=True).fill("corrupts data")
-    page.get_by_label("Reason", exact=True).press("Tab")
-    page.get_by_role("button", name="Plan it").click()
+    propose(page)
     said = page.get_by_text("ACT-1: Proposed.")
     expect(said).to_be_visible()
     assert "/acts?id=ACT-1" in page.url
@@ -114,3 +119,19 @@ def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(si
     page.go_back()
     expect(page.get_by_text("Not planned yet.")).to_be_visible()
     expect(said).to_have_count(0)
+
+
+def test_a_proposal_from_an_incident_says_so_on_the_page_of_the_act(site: Site, browser: Any) -> None:
+    act = act_table(state="proposed", plan=None)
+    site.api.answers["acts"] = {"acts": [act], "breaker": None, "modes": {"hold": "on"}}
+    site.api.answers["acts/ACT-1"] = act
+    page = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB").new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{site.url}/incident?id=A1")
+    log_in(page)
+    page.get_by_role("button", name="Plan an act").click()
+    propose(page)
+    page.wait_for_url("**/acts?id=ACT-1*")
+    expect(page.get_by_text("Not planned yet.")).to_be_visible()
+    page.locator(READY).wait_for()
+    expect(page.get_by_text("ACT-1: Proposed.")).to_be_visible()
