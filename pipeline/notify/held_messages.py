@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import duckdb
 
@@ -21,6 +21,7 @@ from pipeline.incidents import ledger
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, iso
 from pipeline.notify.inhibited_messages import Decision, HeldMessage, Settlement, Situation, decide
+from pipeline.notify.open_alerts import HeldBack, OpenAlertReader, OpenAlerts
 from pipeline.notify.routes import Labels, Rules
 
 GROUP_PREFIX = "grp-"
@@ -121,17 +122,15 @@ AND incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'he
                  GROUP BY incident ORDER BY min(created), incident LIMIT $2 OFFSET $3)
 ORDER BY created, incident, number
 """
+_STATE = """
+SELECT count(DISTINCT incident) FILTER (state = 'held'), count(*), bit_xor(hash(id, state, kind)) FROM outbox
+WHERE receiver = $1 AND incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'held')
+"""
+"""All of this receiver that decisions depend on: its held messages, and what it was sent of their incidents."""
 _GROUPS = "SELECT state FROM notify_groups WHERE receiver = $1 ORDER BY id"
 _RELEASED = """
 SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
 AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident HAVING arg_max(kind, number) = 'firing'
-"""
-_HELD_BACK = """
-SELECT id, coalesce(json_extract_string(life, '$.inhibited_by[0]'), ''),
-    coalesce(json_extract_string(life, '$.inhibitor'), ''),
-    CASE WHEN state = 'acknowledged' AND json_extract_string(life, '$.page_waits') = 'true'
-         THEN coalesce(json_extract_string(life, '$.acknowledged_by'), '') ELSE '' END
-FROM incidents WHERE resolved IS NULL AND life IS NOT NULL
 """
 _NEWEST = """
 SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
@@ -148,62 +147,61 @@ MakeBody = Callable[[Sequence[Mapping[str, Any]], str, Mapping[str, str], str], 
 """Makes a body of version 4 of alerts, groupKey, group labels and reason."""
 
 
-class HeldBack(NamedTuple):
-    """What holds an incident back as its newest change says; empty: nothing.
-
-    storm:     the incident that represents it.   inhibitor: what inhibits it: also if its rule is no longer configured,
-               until the end of that inhibition is a change, in which pages count for a storm.
-    owner:     who acknowledged it while it was inhibited.
-    """
-
-    storm: str = ""
-    inhibitor: str = ""
-    owner: str = ""
-
-
 class HeldMessages:
-    """Decides about the held messages of one receiver, in its thread.
-
-    load_firing: returns the labels of all alerts that fire, which may inhibit others, by incident.
-    """
+    """Decides about the held messages of one receiver, in its thread; again only after something changed."""
 
     def __init__(
         self,
         store: Store,
         receiver: str,
         rules: Rules,
-        load_firing: Callable[[duckdb.DuckDBPyConnection], Mapping[str, Labels]],
+        open_alerts: OpenAlertReader,
         make_body: MakeBody,
     ) -> None:
         self._store, self._receiver, self._rules = store, receiver, rules
-        self._load_firing, self._make_body = load_firing, make_body
+        self._reader, self._make_body = open_alerts, make_body
         self._groups: dict[str, Group] | None = None
-        self._firing: Mapping[str, Labels] = {}
-        self._held_back: Mapping[str, HeldBack] = {}
+        self._alerts = OpenAlerts({}, {})
+        self._state: object = None  # of the held messages, as last seen
         self._passed = 0  # incidents whose messages were decided about since the first
+        self._undecided = 0  # incidents to be decided about since something changed
 
     def release(self, now: int) -> bool:
         """Releases the messages that are due, in one transaction. Returns whether anything is still held or grouped."""
         with contextlib.closing(self._store.cursor()) as cursor:
-            rows = cursor.execute(_HELD, [self._receiver, MOST, self._passed]).fetchall()
-            is_full = len({incident for _, incident, *_ in rows}) == MOST
-            started, self._passed = self._passed, self._passed + MOST if is_full else 0
             if self._groups is None:
                 found = [json.loads(state) for (state,) in cursor.execute(_GROUPS, [self._receiver]).fetchall()]
                 self._groups = {one["key"]: Group(**one) for one in found}
-            due = [group for group in self._groups.values() if group.flush_at <= now]
-            if not rows and not due:
-                return bool(self._groups or started)
-            self._firing = self._load_firing(cursor) if self._rules.inhibitions else {}
-            self._held_back = {id_: HeldBack(*by) for id_, *by in cursor.execute(_HELD_BACK).fetchall() if any(by)}
-            held = [
-                HeldMessage(id_, incident, kind, json.loads(text), at, number)
-                for id_, incident, kind, text, at, number in rows
-            ]
+            is_due = any(group.flush_at <= now for group in self._groups.values())
+            has_held = self._look_for_changes(cursor, is_due)
+            if not is_due and not self._undecided:
+                return has_held or bool(self._groups)
+            held = self._read_held(cursor) if self._undecided else []
             single = [one for one in held if not _is_grouped(one.body)]
             decisions = self._decide(cursor, single, now) if single else []
         self._write(decisions, [one for one in held if _is_grouped(one.body)], now)
+        self._undecided = max(0, self._undecided - len({one.incident for one in held}))
         return True
+
+    def _look_for_changes(self, cursor: duckdb.DuckDBPyConnection, is_due: bool) -> bool:
+        """Plans to decide about all that is held if anything changed since; returns whether anything is held."""
+        state = cursor.execute(_STATE, [self._receiver]).fetchone()
+        number = int(state[0]) if state else 0
+        alerts = self._reader.read(cursor) if number or is_due else self._alerts
+        if state != self._state or alerts is not self._alerts:
+            self._undecided = number
+        self._state, self._alerts = state, alerts
+        return bool(number)
+
+    def _read_held(self, cursor: duckdb.DuckDBPyConnection) -> list[HeldMessage]:
+        """Returns the messages of the next incidents."""
+        rows = cursor.execute(_HELD, [self._receiver, MOST, self._passed]).fetchall()
+        is_full = len({incident for _, incident, *_ in rows}) == MOST
+        self._passed = self._passed + MOST if is_full else 0
+        return [
+            HeldMessage(id_, incident, kind, json.loads(text), at, number)
+            for id_, incident, kind, text, at, number in rows
+        ]
 
     def _decide(
         self, cursor: duckdb.DuckDBPyConnection, held: Sequence[HeldMessage], now: int
@@ -217,15 +215,15 @@ class HeldMessages:
         for incident, messages in by_incident.items():
             messages.sort(key=lambda one: one.number)
             source = self._find_source(incident, messages[-1].body["alerts"][-1]["labels"]) or ""
-            back = self._held_back.get(incident, HeldBack())
+            back = self._alerts.held_back.get(incident, HeldBack())
             situation = Situation(incident in known, source, back.owner, bool(back.storm))
             found.append((messages, decide(messages, situation, self._receiver, now)))
         return found
 
     def _find_source(self, incident: str, labels: Labels) -> str | None:
         """Returns what inhibits an alert: the storm that represents it, or an incident by a rule; None if nothing."""
-        back = self._held_back.get(incident, HeldBack())
-        return back.storm or back.inhibitor or self._rules.find_source(labels, self._firing)
+        back = self._alerts.held_back.get(incident, HeldBack())
+        return back.storm or back.inhibitor or self._rules.find_source(labels, self._alerts.firing)
 
     def _write(
         self,
@@ -310,7 +308,7 @@ class HeldMessages:
         """Returns whether an alert is in no message now: it is inhibited, or a person acknowledged it while it
         was. sent: incidents of which the group was sent an alert."""
         incident = alert["incident"]
-        if self._held_back.get(incident, HeldBack()).owner and incident not in sent:
+        if self._alerts.held_back.get(incident, HeldBack()).owner and incident not in sent:
             return True
         return self._find_source(incident, alert["labels"]) is not None
 

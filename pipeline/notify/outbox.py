@@ -30,6 +30,7 @@ from pipeline.notify.connections import ConnectionPool
 from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
 from pipeline.notify.held_messages import HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
+from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.routes import build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
@@ -125,8 +126,9 @@ class Notifier:
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
         rules = build_rules(notify)
         self._planner = PayloadPlanner(self.receivers, rules, self._source, locate, self._read_sent, annotate)
+        alerts = OpenAlertReader(self._load_firing)
         self._held = {
-            name: HeldMessages(store, name, rules, self._load_firing, functools.partial(self._make_group_body, name))
+            name: HeldMessages(store, name, rules, alerts, functools.partial(self._make_group_body, name))
             for name in self.receivers
         }
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
@@ -160,7 +162,9 @@ class Notifier:
         return {incident: json.loads(payload)["alerts"][-1]["labels"] for incident, payload in rows}
 
     def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, Mapping[str, str]]:
-        """Returns the labels of all alerts that fire, by incident."""
+        """Returns the labels of all alerts that fire, by incident; none if no rule inhibits any."""
+        if not self._rules.inhibitions:
+            return {}
         return self._planner.label_all(ledger.load_open_incidents(cursor))
 
     def wake(self) -> None:

@@ -1,0 +1,108 @@
+"""While an inhibition holds alerts and nothing changes, the threads of receivers read and decide nothing again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.receivers import InhibitRule, Notify, Webhook
+from pipeline.model.records import Life
+from tests.pipeline.notifier_harness import NotifierHarness, Receiver
+
+SOURCE, PAGES = "cdu:c1", [f"gpu:n{n}.0" for n in range(5)]
+NAMES = ("r0", "r1", "r2")
+
+
+@pytest.fixture
+def harness(tmp_path: Path, receiver: Receiver) -> Iterator[NotifierHarness]:
+    rule = InhibitRule((f'cause="{SOURCE}"',), ('cause=~"gpu:.*"',))
+    hooks = tuple(Webhook(name, f"http://127.0.0.1:{receiver.server_port}/") for name in NAMES)
+    made = NotifierHarness(tmp_path, [], Notify(webhooks=hooks, inhibit_rules=(rule,)))
+    made.write_change("opened", SOURCE)
+    for page in PAGES:
+        made.write_change("opened", page)
+    yield made
+    made.close()
+
+
+def count_reads(harness: NotifierHarness, rounds: int = 1) -> dict[str, int]:
+    """How often the rounds of all receivers read the open incidents, and the held messages."""
+    counts = Counter[str]()
+
+    def count(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def counted(*given: Any) -> Any:
+            counts[name] += 1
+            return real(*given)
+
+        setattr(owner, name, counted)
+
+    count(harness.notifier._planner, "label_all")
+    for held in harness.notifier._held.values():
+        count(held, "_read_held")
+    for _ in range(rounds):
+        for name in NAMES:
+            harness.send_due(0.5, name)
+    del harness.notifier._planner.label_all
+    for held in harness.notifier._held.values():
+        del held._read_held
+    return dict(counts)
+
+
+def test_receivers_read_what_is_held_once_and_the_open_incidents_once_for_all_of_them(harness: NotifierHarness) -> None:
+    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    assert count_reads(harness, 20) == {}
+
+
+def test_every_change_that_decides_about_held_messages_is_noticed(harness: NotifierHarness, receiver: Receiver) -> None:
+    count_reads(harness, 3)
+    harness.write_change("acknowledged", PAGES[0], state="acknowledged", life=Life(acknowledged_by="ann"))
+    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    harness.write_change("opened", "gpu:n9.0")
+    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    harness.write_change("opened", "cdu:c2")
+    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    harness.write_change("silenced", PAGES[1], life=Life(silenced_by=("s1",)))
+    assert count_reads(harness, 3)["_read_held"] >= 3
+    assert harness.database is not None
+    harness.database.connection.execute("UPDATE outbox SET attempts = attempts + 1")
+    assert count_reads(harness, 3) == {}
+    sent = len(receiver.posts)
+    harness.resolve(SOURCE)
+    assert count_reads(harness, 3)["label_all"] == 1
+    assert len(receiver.posts) == sent + 3 * 6, "the end of the source, four pages that waited, and the new one"
+
+
+def test_all_that_is_held_is_decided_about_after_a_change_also_if_it_is_read_in_parts(
+    harness: NotifierHarness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.notify.held_messages.MOST", 2)
+    assert count_reads(harness, 8)["_read_held"] >= 9
+    assert count_reads(harness, 3) == {}
+    harness.resolve(SOURCE)
+    count_reads(harness, 8)
+    causes = Counter(a["labels"]["cause"] for _, b in receiver.posts for a in b["alerts"])
+    assert causes == {SOURCE: 6, **dict.fromkeys(PAGES, 3)}
+    assert count_reads(harness, 3) == {}
+
+
+def test_a_store_that_fails_in_a_round_is_tried_again(harness: NotifierHarness, receiver: Receiver) -> None:
+    held = harness.notifier._held["r0"]
+    real = held._write
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    held._write = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(OSError, match="no space"):
+        harness.send_due(0.5)
+    held._write = real  # type: ignore[method-assign]
+    harness.resolve(SOURCE)
+    harness.send_due(0.5)
+    harness.send_due(0.5)
+    assert {cause for _, cause in receiver.alerts} == {SOURCE, *PAGES}
