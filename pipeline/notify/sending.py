@@ -31,7 +31,10 @@ R = TypeVar("R")
 BATCH_SIZE = 500
 """Payloads read at a time. Chosen: reading them sorts all that wait."""
 _HEADS = """
-SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, '') FROM (
+SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, ''),
+    o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind = 'firing'
+                   AND part_of IS NULL)
+FROM (
     SELECT id, incident, kind, payload AS body, attempts, next_attempt, created, number,
            row_number() OVER (PARTITION BY incident ORDER BY number) AS place
     FROM outbox WHERE receiver = $1 AND state = 'pending') o LEFT JOIN incidents i ON i.id = o.incident
@@ -44,7 +47,7 @@ _WAITING = "SELECT count(*) FROM outbox WHERE receiver = $1 AND state = 'pending
 
 @dataclass(frozen=True, slots=True)
 class DuePayload:
-    """A payload that is due: the oldest pending one of its incident for this receiver."""
+    """A payload that is due: the oldest pending one of its incident for this receiver. has_fired: see `Message`."""
 
     id: str
     incident: str
@@ -53,10 +56,11 @@ class DuePayload:
     attempts: int
     created: int
     reference: str = ""
+    has_fired: bool = False
 
     def as_message(self, now: int) -> Message:
         """Returns it as receivers read it."""
-        return Message(self.id, self.incident, self.kind, json.loads(self.body), self.reference, now)
+        return Message(self.id, self.incident, self.kind, json.loads(self.body), self.reference, now, self.has_fired)
 
 
 def load_due(store: Store, receiver: str, until: int) -> list[DuePayload]:

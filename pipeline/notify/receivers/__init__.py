@@ -48,6 +48,7 @@ class Message:
     body:      body of version 4; its object `fleetpulse` has `event`, `actor`, `comment`, `time` and `incident`.
     reference: what the receiver called the first message of the thread; empty before.
     time:      when this attempt is made (UTC us).
+    has_fired: whether the receiver got a firing message of the thread.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Message:
     body: Mapping[str, Any]
     reference: str = ""
     time: int = 0
+    has_fired: bool = True
 
     @property
     def alerts(self) -> Sequence[Mapping[str, Any]]:

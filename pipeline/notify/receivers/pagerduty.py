@@ -77,7 +77,7 @@ class PagerDutyEndpoint(Endpoint):
             action = "resolve"
         event: dict[str, Any] = {"event_action": action, "dedup_key": message.thread}
         pages_again = message.event in PAGES_AGAIN or message.change.get("acknowledgement_ended") is True
-        if action == "trigger" and pages_again:
+        if action == "trigger" and pages_again and message.has_fired:
             ended = self._post({**event, "event_action": "resolve"}, call)
             if ended.outcome != "delivered":
                 return ended
