@@ -132,6 +132,11 @@ _RELEASED = """
 SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
 AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident HAVING arg_max(kind, number) = 'firing'
 """
+_SENT_ALONE = """
+SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
+AND part_of IS NULL AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
+HAVING arg_max(kind, number) = 'firing'
+"""
 _NEWEST = """
 SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
 GROUP BY incident
@@ -234,10 +239,8 @@ class HeldMessages:
         assert self._groups is not None
         try:
             with self._store.transaction() as connection:
-                touched = self._collect(grouped)
-                settled = [Settlement(one.id, "grouped", group.id) for one, group in touched]
+                settled, changed = self._collect(connection, grouped)
                 _settle(connection, [*settled, *self._apply(connection, decisions, now)], now)
-                changed = {group.id: group for _, group in touched}
                 for group in [g for g in self._groups.values() if g.flush_at <= now]:
                     self._flush(connection, group, now)
                     changed[group.id] = group
@@ -269,23 +272,54 @@ class HeldMessages:
         if added:
             ledger.write_changes(connection, [], [], list(added.values()), now)
 
-    def _collect(self, rows: Sequence[HeldMessage]) -> list[tuple[HeldMessage, Group]]:
-        """Adds alerts to their groups; a new group is flushed after group_wait."""
+    def _collect(
+        self, connection: duckdb.DuckDBPyConnection, rows: Sequence[HeldMessage]
+    ) -> tuple[list[Settlement], dict[str, Group]]:
+        """Adds alerts to their groups; returns what becomes of the rows, and the groups that changed, by id.
+
+        An end belongs to all groups that have the alert: routes may have changed since, and two may lead here. It is
+        sent alone where the alert was, before there were routes.
+        """
         assert self._groups is not None
-        touched = []
+        ends = {one.incident for one in rows if one.kind == "resolved"}
+        alone = (
+            {i for (i,) in connection.execute(_SENT_ALONE, [self._receiver, list(ends)]).fetchall()} if ends else set()
+        )
+        having: dict[str, list[Group]] = {}
+        for group in self._groups.values() if ends else ():
+            for fingerprint in group.alerts:
+                having.setdefault(fingerprint, []).append(group)
+        settled: list[Settlement] = []
+        changed: dict[str, Group] = {}
         for one in rows:
-            body = one.body
-            key, alert, change = body["groupKey"], body["alerts"][-1], body["fleetpulse"]
-            group = self._groups.get(key)
-            if group is None:
-                node = self._rules.routes.get(change["route"])
-                due = one.created + int((node.wait_s if node is not None else 0.0) * SECOND)
-                group = Group(name_group(self._receiver, key), key, dict(body["groupLabels"]), due)
-                self._groups[key] = group
-            owned = (change.get("incident") or {}).get("state") == "acknowledged"
-            group.add_alert(alert, one.incident, owned, one.number)
-            touched.append((one, group))
-        return touched
+            alert = one.body["alerts"][-1]
+            found = having.setdefault(alert["fingerprint"], []) if _ended(alert) else []
+            if _ended(alert) and not found and one.incident in alone:
+                alone.remove(one.incident)
+                settled.append(Settlement(one.id, "pending"))
+                continue
+            groups = found or [self._find_group(one)]
+            if not _ended(alert) and all(group is not groups[0] for group in having.get(alert["fingerprint"], ())):
+                having.setdefault(alert["fingerprint"], []).append(groups[0])
+            owned = (one.body["fleetpulse"].get("incident") or {}).get("state") == "acknowledged"
+            for group in groups:
+                group.add_alert(alert, one.incident, owned, one.number)
+                changed[group.id] = group
+            own = next((group for group in groups if group.has_sent(alert)), groups[0])
+            settled.append(Settlement(one.id, "grouped", own.id))
+        return settled, changed
+
+    def _find_group(self, one: HeldMessage) -> Group:
+        """Returns the group of a row; a new one is flushed after group_wait."""
+        assert self._groups is not None
+        key = one.body["groupKey"]
+        group = self._groups.get(key)
+        if group is None:
+            node = self._rules.routes.get(one.body["fleetpulse"]["route"])
+            due = one.created + int((node.wait_s if node is not None else 0.0) * SECOND)
+            group = Group(name_group(self._receiver, key), key, dict(one.body["groupLabels"]), due)
+            self._groups[key] = group
+        return group
 
     def _flush(self, connection: duckdb.DuckDBPyConnection, group: Group, now: int) -> None:
         """Writes the message of a group, if one is due, and plans the next tick."""

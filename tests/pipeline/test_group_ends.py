@@ -75,6 +75,36 @@ def test_an_alert_that_was_sent_ends_once_though_a_message_without_it_came_betwe
     assert rows(harness, two) == [("firing", "muted", NEVER), ("resolved", "muted", NEVER)]
 
 
+BELOW = {"receiver": "hook", "matchers": ['severity="critical"'], "continue": True}
+BOTH = replace(ROUTE, routes=({**BELOW, "group_by": ["severity"]}, {**BELOW, "group_by": ["cause"]}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "groups"),
+    [(ROUTE, replace(ROUTE, group_by=("severity",)), 1), (None, ROUTE, 1), (BOTH, BOTH, 2), (BOTH, ROUTE, 2)],
+    ids=["group_by_changed", "routes_are_new", "two_routes_lead_to_it", "two_routes_led_to_it"],
+)
+def test_a_receiver_gets_the_end_of_what_it_got_wherever_it_was_sent(
+    harness: NotifierHarness, receiver: Receiver, before: Route | None, after: Route | None, groups: int
+) -> None:
+    assert harness.notify is not None
+    harness.notify = replace(harness.notify, route=before)
+    harness.restart()
+    harness.write_change("opened", SOURCE)
+    pass_time(harness)
+    harness.notify = replace(harness.notify, route=after)
+    harness.restart()
+    pass_time(harness)
+    assert told(receiver, SOURCE) == ["firing"] * groups
+    harness.resolve(SOURCE)
+    pass_time(harness)
+    pass_time(harness, 5 * 3600)
+    assert told(receiver, SOURCE) == ["firing"] * groups + ["resolved"] * groups
+    assert {state for _, state, _ in rows(harness, SOURCE)} == {"delivered"}
+    assert harness.database is not None
+    assert harness.database.cursor().execute("SELECT count(*) FROM notify_groups").fetchone() == (0,)
+
+
 @pytest.mark.sample(every=5)
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_happens_ends_are_sent_of_what_was_sent_and_rows_say_what_was_sent(
