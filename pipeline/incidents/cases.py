@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
 from pipeline.judging.mutes import MAX_MUTE_US
@@ -120,6 +120,10 @@ class Condition:
             self.level = finding.level
         self.onset, self.last, self.earliest = finding.onset, time, min(self.earliest, finding.onset)
         return new or rises
+
+
+_OF_CONDITION = tuple(one.name for one in fields(Condition))
+_OF_INCIDENT = tuple(one.name for one in fields(Incident) if one.name != "life")  # the store has its life
 
 
 class Rules(Protocol):
@@ -324,12 +328,10 @@ class Case:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all state as plain data."""
-        incident = asdict(self.incident)
-        del incident["life"]  # the store has it
+        """Returns all state as plain data; nested values are those of the case itself."""
         return {
-            "incident": incident,
-            "conditions": [asdict(c) for c in self.conditions.values()],
+            "incident": {name: getattr(self.incident, name) for name in _OF_INCIDENT},
+            "conditions": [{name: getattr(c, name) for name in _OF_CONDITION} for c in self.conditions.values()],
             "holding": sorted(map(list, self.held)),
             "quiet_from": self.quiet_from,
             "by_person": self.resolved_by_person,
