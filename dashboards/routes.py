@@ -13,6 +13,8 @@ DEFAULT = "fleet"
 """The page at /; Streamlit has no other address for it."""
 LOCAL_TIME = ("tz", "local")
 """Parameter of the address, and its value, for times in the browser's zone."""
+KEPT = ("live", LOCAL_TIME[0])
+"""Parameters of the address that every page keeps."""
 PAUSED, SLOW = "0", "30"
 """Values of `live` in the address: no refreshing, and a refresh every 30 s. Without it, at INTERVAL_S."""
 FACILITY_KINDS = frozenset(
@@ -56,8 +58,7 @@ def keep_query(page: str) -> None:
 
     A browser that is late reports the new page with the address of the page before; such a page needs its parameters.
     """
-    everywhere = {"live", LOCAL_TIME[0]}
-    if set(st.query_params) - everywhere:
+    if set(st.query_params) - set(KEPT):
         st.session_state[_OPENED] = (page, {name: st.query_params.get_all(name) for name in st.query_params})
         return
     opened = st.session_state.get(_OPENED)

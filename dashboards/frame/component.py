@@ -68,6 +68,7 @@ def _draw() -> None:
     query = str(state.get("query") or "").strip()
     data = {
         "pages": [entry.name for entry in pages.PAGES],
+        "kept": list(routes.KEPT),
         "local": routes.is_local_time(),
         "zone": st.context.timezone or "",
         "run": st.session_state.get(_RUN, 0),

@@ -1,5 +1,7 @@
 // Search, links within the session, and the time zone. All names come from the fleet: they are set as text.
 const WAIT_MS = 140; // chosen: a pause between keys
+const NAVIGATION = "[data-testid=stTopNav] a, [data-testid=stTopNavPopover] a, [data-testid=stSidebarNav] a";
+const LINK_EVENTS = ["click", "auxclick", "contextmenu"]; // what opens a link, also in a new tab
 const GIVE_UP_MS = 1500; // chosen: a session that does not answer; then the browser loads the page
 
 function element(tag, className, text) {
@@ -7,6 +9,11 @@ function element(tag, className, text) {
   if (className) made.className = className;
   if (text) made.textContent = text;
   return made;
+}
+
+// Returns whether a click opens a link in its own tab.
+function isPlain(event) {
+  return !event.metaKey && !event.ctrlKey && !event.shiftKey && event.button === 0;
 }
 
 function isTyping(event) {
@@ -67,10 +74,19 @@ function openWithin(root, address) {
   window.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
 }
 
-// A phone's menu covers the page, and stays open after a choice: it is closed by its own button, once Streamlit has
-// handled the click.
+// Gives a link of Streamlit's navigation, which leads to a page without parameters, those that every page keeps.
+function keepParameters(link, names) {
+  const asked = new URLSearchParams(location.search);
+  link.search = new URLSearchParams(names.filter((name) => asked.has(name)).map((name) => [name, asked.get(name)]));
+}
+
+// A menu of pages stays open after a choice (on a phone it covers the page): it is closed by its own button, once
+// Streamlit has handled the click.
 function closeMenu(event) {
   const path = event.composedPath();
+  if (path.some((part) => part instanceof HTMLElement && part.dataset.testid === "stTopNavPopover")) {
+    setTimeout(() => document.querySelector("[data-testid=stTopNavSection][aria-expanded=true]")?.click());
+  }
   const menu = path.find((part) => part instanceof HTMLElement && part.dataset.testid === "stSidebar");
   if (!menu || !path.some((part) => part instanceof HTMLAnchorElement)) return;
   setTimeout(() => {
@@ -126,7 +142,7 @@ export default function (component) {
   const onClick = (event) => {
     if (!event.composedPath().includes(root)) list.hidden = true;
     closeMenu(event);
-    if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
+    if (event.defaultPrevented || !isPlain(event)) return;
     const link = event.composedPath().find((part) => part instanceof HTMLAnchorElement);
     if (!link || !leadsToPage(link, data.pages) || leadsToPart(link)) return;
     event.preventDefault();
@@ -134,8 +150,19 @@ export default function (component) {
     input.blur();
     if (link.href !== location.href) openWithin(root, link.href);
   };
+  // Before Streamlit sees it, whose step to a page has no parameters and is within the tab, also with Ctrl. A link to
+  // the page itself stays Streamlit's.
+  const onNavigation = (event) => {
+    const link = event.target.closest?.(NAVIGATION);
+    if (!link || !leadsToPage(link, data.pages)) return;
+    keepParameters(link, data.kept);
+    if (event.type !== "click" || (isPlain(event) && link.pathname === location.pathname)) return;
+    event.stopPropagation();
+    onClick(event);
+  };
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
+  for (const type of LINK_EVENTS) document.addEventListener(type, onNavigation, { capture: true });
   drawHits(parts, data, 0);
   const next = data.next && new URL(data.next, location.href).href;
   if (next && root.fleetpulseNext !== next && next !== location.href) openWithin(root, next);
@@ -144,6 +171,7 @@ export default function (component) {
     clearTimeout(timer);
     document.removeEventListener("keydown", onKey);
     document.removeEventListener("click", onClick);
+    for (const type of LINK_EVENTS) document.removeEventListener(type, onNavigation, { capture: true });
   };
   return root.fleetpulseStop;
 }

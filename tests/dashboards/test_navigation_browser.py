@@ -1,0 +1,77 @@
+"""The navigation in a real Chromium: its links keep local time and how pages refresh, as all other links do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.dashboards.test_dashboard_browser import READY, open_page
+from tests.dashboards.test_dashboard_browser import browser as browser  # a fixture
+from tests.dashboards.test_dashboard_browser import shared_address as shared_address  # a fixture
+from tests.dashboards.test_dashboard_browser import shared_browser as shared_browser  # a fixture
+
+pytestmark = pytest.mark.chromium
+FROM = "/incidents?live=0&tz=local&q=rank"
+MENU = "[data-testid=stTopNavPopover]"
+
+
+def click_beside(page: Any) -> None:
+    """Clicks a page that stands in the header."""
+    page.locator("[data-testid=stTopNavLink]").get_by_text("Handover").click()
+
+
+def click_in_menu(page: Any) -> None:
+    """Clicks the page in the menu of those that have no room in the header."""
+    page.locator("[data-testid=stTopNavSection]").click()
+    page.locator(MENU).get_by_text("Handover").click()
+
+
+def click_on_phone(page: Any) -> None:
+    """Clicks the page in the menu of a phone."""
+    page.locator("[data-testid=stExpandSidebarButton]").click()
+    page.locator("[data-testid=stSidebarNav]").get_by_text("Handover").click()
+
+
+@pytest.mark.parametrize(
+    ("width", "click"),
+    [(1920, click_beside), (920, click_in_menu), (390, click_on_phone)],
+    ids=["beside", "menu", "phone"],
+)
+def test_a_page_of_the_navigation_opens_in_local_time_and_paused(
+    shared_address: str, browser: Any, width: int, click: Any
+) -> None:
+    page, faults = open_page(browser, shared_address + FROM)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.locator(".q").wait_for(state="attached")  # the links are those of the frame
+    page.evaluate("window.sameSession = true")
+    before, steps = page.url, page.evaluate("history.length")
+    click(page)
+    page.wait_for_url("**/handover?live=0&tz=local")
+    page.get_by_text("Paused · ").wait_for()
+    page.locator(READY).wait_for()
+    expect(page.get_by_text("Nothing changed.")).to_be_visible()
+    expect(page.locator(MENU)).to_have_count(0)
+    expect(page.locator("[data-testid=stSidebar][data-collapsed=false]")).to_have_count(0)
+    assert page.locator(".zone").inner_text() == "Local"
+    assert page.evaluate("history.length") == steps + 1
+    page.go_back()
+    page.wait_for_url(before)
+    page.locator("a.row").first.wait_for()
+    assert page.evaluate("window.sameSession")
+    assert faults == []
+
+
+def test_a_page_of_the_navigation_opens_in_a_new_tab_in_local_time_and_paused(
+    shared_address: str, browser: Any
+) -> None:
+    page, _ = open_page(browser, shared_address + FROM)
+    page.locator(".q").wait_for()  # the links are those of the frame
+    link = page.locator("[data-testid=stTopNavLink]").first
+    for button, keys in (("left", ["Control"]), ("middle", [])):
+        with page.context.expect_page() as opened:
+            link.click(button=button, modifiers=keys)
+        opened.value.wait_for_url("**/?live=0&tz=local")
+        opened.value.close()
+    assert page.url == shared_address + FROM
