@@ -43,9 +43,12 @@ _POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
 class Guard:
     """ASGI middleware that checks Host and Origin of HTTP requests and WebSockets."""
 
-    def __init__(self, app: ASGIApp, allowed: frozenset[str], seconds: float | None = None) -> None:
-        """seconds: longest life of a WebSocket; the browser then connects again, past a proxy that decides again."""
-        self._app, self._allowed, self._seconds = app, allowed, seconds
+    def __init__(self, app: ASGIApp, allowed: frozenset[str], seconds: float | None = None, base: str = "") -> None:
+        """seconds: longest life of a WebSocket; the browser then connects again, past a proxy that decides again.
+
+        base: path under which a proxy serves the pages.
+        """
+        self._app, self._allowed, self._seconds, self._home = app, allowed, seconds, base + HOME
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -59,7 +62,7 @@ class Guard:
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason[:120]})
             return
         answer: ASGIApp = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
-        if reason is None and scope["path"].endswith(HOME) and scope["method"] == "GET":
+        if reason is None and scope["path"] == self._home and scope["method"] == "GET":
             # Streamlit serves its first page only at /, but links name all pages alike
             query = scope["query_string"].decode("latin-1")
             answer = RedirectResponse(f"./?{query}" if query else "./", 302)

@@ -18,6 +18,7 @@ from dashboards import identity, oidc
 from dashboards.client import API_TOKEN_FILE, API_URL, read_token, record_reload
 from dashboards.guard import Guard
 from dashboards.login_cookies import LoginCookies
+from pipeline.config.dashboard import Dashboard
 from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
 from pipeline.model.errors import FleetpulseError, Refused, UsageError
@@ -101,7 +102,7 @@ def _serve(config: Config, hangup: Reload | None) -> None:
     bootstrap.load_config_options(options(config))
     pages = LoginCookies(streamlit.App(APP, secrets=secrets(config)), board, public_url(config))
     settings = uvicorn.Config(
-        Guard(pages, allowed_hosts(config), board.proxy_login.check_seconds if board.proxy_login else None),
+        Guard(pages, allowed_hosts(config), _socket_life(board), board.base_path),
         host=board.host,
         port=board.port,
         http=make_protocol(limit_connections(board.connections, raise_file_limit())),
@@ -117,6 +118,10 @@ def _serve(config: Config, hangup: Reload | None) -> None:
         timeout_graceful_shutdown=1,
     )
     _make_server(settings, hangup).run()
+
+
+def _socket_life(board: Dashboard) -> float | None:
+    return board.proxy_login.check_seconds if board.proxy_login else None
 
 
 def _make_server(settings: Any, hangup: Reload | None) -> Any:

@@ -85,3 +85,11 @@ def test_a_forwarded_address_of_an_untrusted_proxy_does_not_count(tmp_path: Path
         browser, _ = site.log_in("alice")
         site.see(browser, "incident", "id=A1&live=0", click="Acknowledge")
         assert "Fleetpulse-Client" not in site.api.posted_headers[-1]
+
+
+def test_the_root_without_a_slash_stays_within_a_base_path_that_has_the_name_of_a_page(tmp_path: Path) -> None:
+    with behind_proxy(tmp_path, '"127.0.0.1"') as site:
+        browser = site.new_browser()
+        assert browser.get(f"{site.url}?live=0", follow_redirects=True).status_code == 200
+        answer = browser.get(f"{site.url}/fleet?live=0")
+        assert (answer.status_code, answer.headers["location"]) == (302, "./?live=0")
