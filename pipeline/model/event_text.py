@@ -75,7 +75,8 @@ def _describe_canary(data: Mapping[str, Any]) -> str:
     where = ", ".join(str(data[key]) for key in ("format", "range") if data.get(key))
     parts = [f"{said}{f' ({where})' if where else ''} of canary {data['canary']}"]
     if _is_number(data.get("again")):
-        parts.append("right in all retests" if not data["again"] else f"wrong again in {data['again']:,} retests")
+        retests = "retest" if data["again"] == 1 else "retests"
+        parts.append(f"wrong again in {data['again']:,} {retests}" if data["again"] else "right in all retests")
     if isinstance(data.get("wrong"), list) and len(data["wrong"]) > 1:
         parts.append(f"{len(data['wrong']):,} problems wrong")
     if _is_number(data.get("rounds")) and data["rounds"] > 1:

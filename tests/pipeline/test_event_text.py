@@ -88,6 +88,10 @@ CANARY = {"canary": "gemm.3", "version": "1", "took": 0.1234, "began": 1_795_835
             {**CANARY, "digest": "bb", "expected": "aa", "again": 0},
             "wrong result of canary gemm.3, right in all retests, took 0.123 s",
         ),
+        (
+            {**CANARY, "digest": "bb", "expected": "aa", "again": 1},
+            "wrong result of canary gemm.3, wrong again in 1 retest, took 0.123 s",
+        ),
         ({**CANARY, "digest": "bb"}, "result without a known answer of canary gemm.3, took 0.123 s"),
         ({**CANARY, "digest": "died 11", "golden": False}, "the test died 11 of canary gemm.3, took 0.123 s"),
     ],
