@@ -91,7 +91,7 @@ def _switch_mine(query: ListQuery) -> None:
 def headline(counts: Mapping[str, int], query: ListQuery) -> str:
     """Returns the number of unresolved incidents, and how many of them have no owner."""
     unresolved, pending = counts.get("unresolved", 0), counts.get("pending", 0)
-    matching = " that match" if query.is_filtered else ""
+    matching = f" that match{'es' if unresolved == 1 else ''}" if query.is_filtered else ""
     if not unresolved:
         return f"No unresolved incidents{matching}"
     text = f"{amount(unresolved, 'unresolved incident', 'unresolved incidents')}{matching}"

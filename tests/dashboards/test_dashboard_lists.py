@@ -306,3 +306,10 @@ def test_pages_of_a_detector_are_per_node_day_and_beside_its_budget(
     more: dict[str, Any], table: dict[str, Any], said: str
 ) -> None:
     assert parse_budgets({"budgets": [BUDGET | more], **table}) == {"straggler": said}
+
+
+def test_the_headline_of_a_filtered_list_agrees_with_its_number() -> None:
+    query = ListQuery(text="rank")
+    counts = {"unresolved": 1, "pending": 1}
+    assert incidents.headline(counts, query) == "1 unresolved incident that matches, 1 not acknowledged"
+    assert incidents.headline({"unresolved": 2}, query).startswith("2 unresolved incidents that match,")
