@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ def test_a_page_of_the_navigation_opens_in_local_time_and_paused(
     click(page)
     page.wait_for_url("**/handover?live=0&tz=local")
     page.get_by_text("Paused · ").wait_for()
+    assert re.search(r"\(\d+ d \d+ h ago\)", page.locator(".stamp").inner_text())
     page.locator(READY).wait_for()
     expect(page.get_by_text("Nothing changed.")).to_be_visible()
     expect(page.locator(MENU)).to_have_count(0)
