@@ -89,8 +89,11 @@ class Board:
             return {**self.show(act), "history": [step.as_json() for step in steps]}
 
     def show(self, act: Act) -> dict[str, Any]:
-        """Returns an act in the form of the API, with what it waits for."""
-        return {**act.as_json(), "waits_for": self._lease.find_wait(act, self.clock())}
+        """Returns an act in the form of the API, with what it waits for; while it waits for approval with the approvals
+        that still hold."""
+        now = self.clock()
+        shown = self._drop_lapsed(act, now) if act.state == "awaiting_approval" else act
+        return {**shown.as_json(), "waits_for": self._lease.find_wait(act, now)}
 
     def list_modes(self) -> dict[str, str]:
         """Returns the mode of each verb."""
@@ -176,7 +179,7 @@ class Board:
         """
         with self._lock:
             now = self.clock()
-            act = drop_lapsed(self.find(id_), now - self._approved_for(self.find(id_)))
+            act = self._drop_lapsed(self.find(id_), now)
             used = self.read(ledger.count_steps, ["break_glass"], now - 3600 * SECOND)
             reason = check_approval(act, who, plan, is_person, now, comment, break_glass, typed)
             if break_glass and used >= self.config.break_glass_per_hour:
@@ -194,6 +197,9 @@ class Board:
                 said = f"{comment}. Review it tomorrow: act {act.id}."
                 self._notify(f"Break-glass: {who} alone approved {describe(act)}", said)
             return done
+
+    def _drop_lapsed(self, act: Act, now: int) -> Act:
+        return drop_lapsed(act, now - self._approved_for(act))
 
     def _approved_for(self, act: Act) -> int:
         """Returns how long an approval holds (us); for one that waits for idle nodes as long as a proposal."""

@@ -249,6 +249,19 @@ def test_a_third_node_of_a_rack_needs_an_override_by_two_people(world: World) ->
     assert world.approve(act, BOB).state == "approved"
 
 
+def test_an_approval_that_no_longer_holds_is_not_shown_and_may_be_given_again(world: World) -> None:
+    world.scheduler.by_hand("n01", True, "bad disk")
+    act = world.propose("hold", "n02", "n03", who=ROBOT, person=False)
+    world.approve(act, BOB)
+    assert [one["who"] for one in world.board.describe(act.id)["approvals"]] == ["bob"]
+    world.now += round(ON.approval_minutes * 60 + 1) * SECOND
+    assert world.board.describe(act.id)["approvals"] == []
+    assert world.approve(act, BOB).state == "awaiting_approval"
+    assert world.approve(act, ALICE).state == "approved"
+    world.now += round(ON.approval_minutes * 60 + 1) * SECOND
+    assert [one["who"] for one in world.board.describe(act.id)["approvals"]] == ["bob", "alice"]
+
+
 def test_nobody_can_override_the_ceiling_of_the_fleet(world: World) -> None:
     for name in ("n00", "n08", "n16", "n24"):
         world.scheduler.by_hand(name, True, "maintenance")
