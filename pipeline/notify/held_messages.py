@@ -65,7 +65,7 @@ class Group:
         """Returns why a message is due and its alerts; ("", []) if none is. Alerts that ended leave the group; the end
         of one that never fired in a message is in none.
 
-        The reasons and their order are those of Alertmanager's deduplication.
+        The reasons and their order are those of Alertmanager's deduplication, which knows no acknowledgement.
         """
         shown = [a for a in self.alerts.values() if (self.has_sent(a) if _ended(a) else not is_hidden(a))]
         firing = [a["fingerprint"] for a in shown if not _ended(a)]
@@ -88,7 +88,13 @@ class Group:
             return "all alerts resolved" if resolved else ""
         if not set(resolved) <= set(self.resolved):
             return "some alerts resolved"
+        if self.lost_its_owner(firing):
+            return "acknowledgement ended"
         return "repeat interval elapsed" if now - self.sent_at > repeat_s * SECOND else ""
+
+    def lost_its_owner(self, firing: Iterable[str]) -> bool:
+        """Returns whether its alerts were said to be acknowledged, and one of those that fire now is not."""
+        return self.acknowledged and not all(self.alerts[one]["acknowledged"] for one in firing)
 
     def list_newly_acknowledged(self) -> list[dict[str, Any]]:
         """Returns the alerts that fire in the last message if all are acknowledged and no message said so yet; and
@@ -329,10 +335,14 @@ class HeldMessages:
             repeat = float("inf")  # what waits for its receiver is not repeated
         never = [a for a in group.alerts.values() if _ended(a) and not group.has_sent(a)]
         sent = {a["incident"] for a in group.alerts.values() if group.has_sent(a)}
+        was_acknowledged = group.acknowledged
         reason, alerts = group.flush(now, repeat, functools.partial(self._is_hidden, sent))
         if reason:
-            ended_all = all(map(_ended, alerts))
-            self._add_message(connection, group, alerts, reason, "resolved" if ended_all else "opened", now)
+            event = "resolved" if all(map(_ended, alerts)) else "opened"
+            pages_again = was_acknowledged and not all(_ended(a) or a["acknowledged"] for a in alerts)
+            if pages_again and reason == "acknowledgement ended":
+                event = "acknowledgement_expired"
+            self._add_message(connection, group, alerts, reason, event, now, pages_again)
         if never:
             rows = [[a["incident"], a["fingerprint"], a.get("since", 0)] for a in never]
             connection.execute(_NEVER_SENT, [self._receiver, group.id, *map(list, zip(*rows, strict=True))])
@@ -354,9 +364,12 @@ class HeldMessages:
         reason: str,
         event: str,
         now: int,
+        pages_again: bool = False,
     ) -> None:
         body = self._make_body(alerts, group.key, group.labels, reason)
         body["fleetpulse"] = {"event": event, "incidents": sorted({a["incident"] for a in alerts}), "time": iso(now)}
+        if pages_again:
+            body["fleetpulse"]["acknowledgement_ended"] = True
         kind: Any = {"acknowledged": "update", "resolved": "resolved"}.get(event, "firing")
         text = json.dumps(body, separators=(",", ":"))
         ledger.write_changes(connection, [], [], [Payload(group.id, self._receiver, kind, text, now)], now)

@@ -247,3 +247,22 @@ def test_the_acknowledgement_of_a_group_says_nothing_of_what_was_not_sent(
     assert (page, "firing", "grouped") in found
     assert [state for incident, _, state in found if incident == source] == ["delivered", "delivered"]
     site.database.close()
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["it_expired", "another_page_joined"])
+def test_a_group_that_is_acknowledged_pages_again_when_one_of_its_pages_is_nobodys(
+    tmp_path: Path, receiver: Receiver, pager: Any, is_new: bool
+) -> None:
+    site = HeardSite(tmp_path, receiver, pager, route=replace(ROUTE, receiver="pager", group_by=("site",)))
+    page = site.report("host:a")
+    site.pass_time(2)
+    site.people.acknowledge(page, ANN, "mine")
+    site.pass_time(2)
+    assert [body["event_action"] for body in pager.bodies("/v2/enqueue")] == ["trigger", "acknowledge"]
+    if is_new:
+        site.report("host:b")
+    site.pass_time(2 if is_new else 121)
+    assert [body["event_action"] for body in pager.bodies("/v2/enqueue")[2:]] == ["resolve", "trigger"]
+    site.pass_time(10)
+    assert len(pager.bodies("/v2/enqueue")) == 4, "once"
+    site.database.close()
