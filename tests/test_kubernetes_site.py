@@ -76,6 +76,7 @@ def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
         ({**LEAST, "agent": {"kafka": {"bootstrapServers": "k:0"}}}, "bootstrapServers"),
         ({**LEAST, "pipeline": {"storage": "banana"}}, "storage"),
         ({**LEAST, "pipeline": {"memoryLimit": "lots"}}, "memoryLimit"),
+        ({**LEAST, "pipeline": {"memoryLimit": "4Gi"}}, "memoryLimit"),
         ({**LEAST, "serviceMonitor": {"interval": "often"}}, "interval"),
         ({**LEAST, "image": {"tag": 1.1}}, "tag"),
         ({**LEAST, "ingress": {"enabled": True, "host": "a: b"}}, "host"),
@@ -97,7 +98,7 @@ def test_invalid_values_are_refused_by_name(values: dict[str, Any], said: str) -
 @pytest.mark.parametrize("servers", ["k:1", "k-1.kafka.svc:65535, k2:9092", "[2001:db8::1]:9093,k:10000"])
 @pytest.mark.parametrize("storage", ["100Gi", "1.5Ti", "1e12", "500000000000"])
 def test_brokers_and_sizes_of_every_form_are_taken(servers: str, storage: str) -> None:
-    values = {"kafka": {"bootstrapServers": servers}, "pipeline": {"storage": storage, "memoryLimit": "1.5 GiB"}}
+    values = {"kafka": {"bootstrapServers": servers}, "pipeline": {"storage": storage, "memoryLimit": "0.5 GiB"}}
     done = helm("template", "a", str(CHART), values=values)
     assert done.returncode == 0, done.stderr
 

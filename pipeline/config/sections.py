@@ -49,8 +49,24 @@ _WINDOW = constraint("days, from 1 to 366", lambda value: 1 <= value <= 366)
 _SHARES = constraint("numbers of at least 0", lambda value: all(0 <= n < math.inf for n in value.values()))
 _NOT_NEGATIVE = constraint("a number of at least 0", lambda value: 0 <= value < math.inf)
 _BYTES = constraint("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
-_MEMORY_FORM = re.compile(r"\d*[1-9]\d*(\.\d+)?\s*([MGT]i?B?|%)", re.IGNORECASE)
-_MEMORY = constraint("a size such as 2GB or 1.5GiB, or 50%", lambda value: _MEMORY_FORM.fullmatch(value) is not None)
+_MEMORY_FORM = re.compile(
+    r"((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*(bytes?|b|[kmgt](?:i?b)?|(?:kilo|mega|giga|tera)bytes?|%)", re.IGNORECASE
+)
+
+
+def _is_memory(text: str) -> bool:
+    """Returns whether DuckDB 2.0 reads a text as a limit of memory; "none" and negative numbers are none."""
+    text = text.strip().lower()
+    if text in ("none", "-1"):
+        return True
+    if (found := _MEMORY_FORM.fullmatch(text.removeprefix("-"))) is None:
+        return False
+    number, unit = float(found[1]), found[2]
+    most = 100 if unit == "%" else 2**63 / 1000.0 ** ("kmgt".find(unit[0]) + 1)
+    return 0 < number <= most
+
+
+_MEMORY = constraint("a size such as 2GB or 1.5GiB, or a share such as 50%", _is_memory)
 _QUERY_BYTES = constraint("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
 _SYNC = constraint("seconds, 0 to 60", lambda value: 0 <= value <= 60)
 _QUEUE = constraint("bytes, 65536 to 1 GiB", lambda value: 1 << 16 <= value <= 1 << 30)
