@@ -106,6 +106,10 @@ class Group:
         return firing
 
 
+def _is_owned(body: Mapping[str, Any]) -> bool:
+    return bool((body["fleetpulse"].get("incident") or {}).get("state") == "acknowledged")
+
+
 def _ended(alert: Mapping[str, Any]) -> bool:
     return bool(alert["status"] == "resolved")
 
@@ -143,6 +147,13 @@ SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state I
 AND part_of IS NULL AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
 """
+_ENDED_ALONE = """
+SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND incident IN (SELECT unnest($2::VARCHAR[]))
+GROUP BY incident
+HAVING arg_max(kind, number) = 'resolved' AND arg_max(state, number) IN ('pending', 'delivered')
+AND arg_max(coalesce(part_of, ''), number) = ''
+"""
+"""Incidents whose end was sent alone, since no route leads to their group any more."""
 _NEWEST = """
 SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
 GROUP BY incident
@@ -188,6 +199,9 @@ class HeldMessages:
             if not is_due and not self._undecided:
                 return has_held or bool(self._groups)
             held = self._read_held(cursor) if self._undecided else []
+            alerts = self._reader.read(cursor)  # after the rows: a source that was written with its target is in them
+            if alerts is not self._alerts:
+                self._alerts, self._state = alerts, None
             single = [one for one in held if not _is_grouped(one.body)]
             decisions = self._decide(cursor, single, now) if single else []
         self._write(decisions, [one for one in held if _is_grouped(one.body)], now)
@@ -283,37 +297,54 @@ class HeldMessages:
     ) -> tuple[list[Settlement], dict[str, Group]]:
         """Adds alerts to their groups; returns what becomes of the rows, and the groups that changed, by id.
 
-        An end belongs to all groups that have the alert: routes may have changed since, and two may lead here. It is
-        sent alone where the alert was, before there were routes.
+        An end belongs to all groups that have the alert: routes may have changed since, and two may lead here. What was
+        sent alone, before there were routes, stays alone until its end, or until a rule inhibits it.
         """
         assert self._groups is not None
-        ends = {one.incident for one in rows if one.kind == "resolved"}
-        alone = (
-            {i for (i,) in connection.execute(_SENT_ALONE, [self._receiver, list(ends)]).fetchall()} if ends else set()
-        )
+        incidents = list({one.incident for one in rows})
+        found_alone = connection.execute(_SENT_ALONE, [self._receiver, incidents]).fetchall() if rows else []
+        alone, passed = {incident for (incident,) in found_alone}, set[tuple[str, str, int]]()
         having: dict[str, list[Group]] = {}
-        for group in self._groups.values() if ends else ():
+        for group in self._groups.values() if rows else ():
             for fingerprint in group.alerts:
                 having.setdefault(fingerprint, []).append(group)
         settled: list[Settlement] = []
         changed: dict[str, Group] = {}
         for one in rows:
-            alert = one.body["alerts"][-1]
-            found = having.setdefault(alert["fingerprint"], []) if _ended(alert) else []
-            if _ended(alert) and not found and one.incident in alone:
-                alone.remove(one.incident)
-                settled.append(Settlement(one.id, "pending"))
-                continue
-            groups = found or [self._find_group(one)]
-            if not _ended(alert) and all(group is not groups[0] for group in having.get(alert["fingerprint"], ())):
-                having.setdefault(alert["fingerprint"], []).append(groups[0])
-            owned = (one.body["fleetpulse"].get("incident") or {}).get("state") == "acknowledged"
+            alert, change = one.body["alerts"][-1], (one.incident, one.kind, one.created)
+            known = having.setdefault(alert["fingerprint"], [])
+            if is_alone := change in passed or self._stays_alone(one, alert, alone):
+                settled.append(self._send_alone(one, is_first=change not in passed))
+                passed.add(change)
+            groups = known if _ended(alert) else []
+            if not groups and not is_alone:
+                groups = [self._find_group(one)]
+                known += groups if not _ended(alert) and groups[0] not in known else []
             for group in groups:
-                group.add_alert(alert, one.incident, owned, one.number)
+                group.add_alert(alert, one.incident, _is_owned(one.body), one.number)
                 changed[group.id] = group
-            own = next((group for group in groups if group.has_sent(alert)), groups[0])
-            settled.append(Settlement(one.id, "grouped", own.id))
+            if not is_alone:
+                own = next((group for group in groups if group.has_sent(alert)), groups[0])
+                settled.append(Settlement(one.id, "grouped", own.id))
         return settled, changed
+
+    def _send_alone(self, one: HeldMessage, is_first: bool) -> Settlement:
+        """Returns a row as it is sent without routes; a second one, made for another route, is not sent."""
+        if not is_first:
+            return Settlement(one.id, "muted", "was sent alone")
+        body = self._make_body(one.body["alerts"], "", {"incident": one.incident}, one.body["notification_reason"])
+        said = {key: value for key, value in one.body["fleetpulse"].items() if key != "route"}
+        text = json.dumps({**body, "fleetpulse": said}, separators=(",", ":"))
+        return Settlement(one.id, "pending", kind=one.kind, body=text)
+
+    def _stays_alone(self, one: HeldMessage, alert: Mapping[str, Any], alone: set[str]) -> bool:
+        """Returns whether a row is sent as the alert before it was, not in a group; its end is the last."""
+        if one.incident not in alone:
+            return False
+        if _ended(alert):
+            alone.discard(one.incident)
+            return True
+        return self._find_source(one.incident, alert["labels"]) is None
 
     def _find_group(self, one: HeldMessage) -> Group:
         """Returns the group of a row; a new one is flushed after group_wait."""
@@ -333,6 +364,7 @@ class HeldMessages:
         repeat, interval = (node.repeat_s, node.interval_s) if node else (float("inf"), 1.0)
         if connection.execute(_WAITS, [self._receiver, group.id]).fetchone() != (0,):
             repeat = float("inf")  # what waits for its receiver is not repeated
+        self._end_what_was_led_away(connection, group, now)
         never = [a for a in group.alerts.values() if _ended(a) and not group.has_sent(a)]
         sent = {a["incident"] for a in group.alerts.values() if group.has_sent(a)}
         was_acknowledged = group.acknowledged
@@ -347,6 +379,15 @@ class HeldMessages:
             rows = [[a["incident"], a["fingerprint"], a.get("since", 0)] for a in never]
             connection.execute(_NEVER_SENT, [self._receiver, group.id, *map(list, zip(*rows, strict=True))])
         group.flush_at = max(group.flush_at + int(interval * SECOND), now + SECOND)
+
+    def _end_what_was_led_away(self, connection: duckdb.DuckDBPyConnection, group: Group, now: int) -> None:
+        """Ends the alerts of a group whose end was sent alone: routes have changed since it was in the group."""
+        firing = {one["incident"] for one in group.alerts.values() if not _ended(one)}
+        found = connection.execute(_ENDED_ALONE, [self._receiver, list(firing)]).fetchall() if firing else []
+        ended = {incident for (incident,) in found}
+        for alert in group.alerts.values():
+            if alert["incident"] in ended:
+                alert |= {"status": "resolved", "endsAt": iso(now)}
 
     def _is_hidden(self, sent: Collection[str], alert: Mapping[str, Any]) -> bool:
         """Returns whether an alert is in no message now: it is inhibited, or a person acknowledged it while it

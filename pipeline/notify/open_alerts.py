@@ -62,9 +62,13 @@ class OpenAlertReader:
     def read(self, cursor: duckdb.DuckDBPyConnection) -> OpenAlerts:
         """Returns them as they are now."""
         with self._lock:
-            state = cursor.execute(_STATE).fetchone()  # before the rest: what changes meanwhile is read next time
-            if state != self._state:
-                back = {id_: HeldBack(*by) for id_, *by in cursor.execute(_HELD_BACK).fetchall() if any(by)}
-                self._read = OpenAlerts(self._load_firing(cursor), back)
-                self._state = state
+            cursor.begin()  # else a page may be in one of the three and the storm that represents it not in another
+            try:
+                state = cursor.execute(_STATE).fetchone()
+                if state != self._state:
+                    back = {id_: HeldBack(*by) for id_, *by in cursor.execute(_HELD_BACK).fetchall() if any(by)}
+                    self._read = OpenAlerts(self._load_firing(cursor), back)
+                    self._state = state
+            finally:
+                cursor.rollback()
             return self._read

@@ -32,8 +32,9 @@ BATCH_SIZE = 500
 """Payloads read at a time. Chosen: reading them sorts all that wait."""
 _HEADS = """
 SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, ''),
-    o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind = 'firing'
-                   AND part_of IS NULL)
+    starts_with(o.incident, 'grp-')
+        OR o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind = 'firing'
+                          AND part_of IS NULL)
 FROM (
     SELECT id, incident, kind, payload AS body, attempts, next_attempt, created, number,
            row_number() OVER (PARTITION BY incident ORDER BY number) AS place
@@ -42,6 +43,7 @@ FROM (
 WHERE place = 1 AND epoch_us(next_attempt) <= $2
 ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
 """
+"""A group that pages again was acknowledged, so it fired, also where the row of that is no longer kept."""
 _WAITING = "SELECT count(*) FROM outbox WHERE receiver = $1 AND state = 'pending'"
 
 

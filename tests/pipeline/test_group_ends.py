@@ -75,6 +75,54 @@ def test_an_alert_that_was_sent_ends_once_though_a_message_without_it_came_betwe
     assert rows(harness, two) == [("firing", "muted", NEVER), ("resolved", "muted", NEVER)]
 
 
+AWAY = replace(ROUTE, receiver="other", repeat_interval="1h")
+
+
+@pytest.mark.parametrize("after", [None, AWAY], ids=["routes_are_gone", "they_lead_elsewhere"])
+def test_a_group_ends_with_its_alerts_when_no_route_leads_to_it_any_more(
+    harness: NotifierHarness, receiver: Receiver, after: Route | None
+) -> None:
+    assert harness.notify is not None
+    other = replace(harness.notify.webhooks[0], name="other")
+    harness.notify = replace(harness.notify, webhooks=(*harness.notify.webhooks, other))
+    harness.restart()
+    harness.write_change("opened", SOURCE)
+    pass_time(harness)
+    harness.notify = replace(harness.notify, route=after)
+    harness.restart()
+    harness.resolve(SOURCE)
+    pass_time(harness)
+    harness.notify = replace(harness.notify, route=replace(ROUTE, repeat_interval="1h"))
+    harness.restart()
+    pass_time(harness, 3 * 3600)
+    said = told(receiver, SOURCE)
+    assert (said[0], set(said[1:])) == ("firing", {"resolved"})
+    assert harness.database is not None
+    assert harness.database.cursor().execute("SELECT count(*) FROM notify_groups").fetchone() == (0,)
+
+
+def test_what_was_sent_alone_before_there_were_routes_stays_alone_until_its_end(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    assert harness.notify is not None
+    harness.notify = replace(harness.notify, route=None)
+    harness.restart()
+    harness.write_change("opened", SOURCE)
+    pass_time(harness)
+    harness.notify = replace(harness.notify, route=BOTH)
+    harness.restart()
+    harness.write_change("acknowledged", SOURCE, state="acknowledged", life=Life(acknowledged_by="ann"))
+    pass_time(harness)
+    harness.write_change("acknowledgement_expired", SOURCE, state="open", life=Life())
+    pass_time(harness)
+    harness.resolve(SOURCE)
+    pass_time(harness)
+    assert told(receiver, SOURCE) == ["firing", "firing", "resolved"]
+    assert len({b["groupKey"] for _, b in receiver.posts}) == 1
+    sent = [kind for kind, state, _ in rows(harness, SOURCE) if state == "delivered"]
+    assert sent == ["firing", "firing", "resolved"]
+
+
 BELOW = {"receiver": "hook", "matchers": ['severity="critical"'], "continue": True}
 BOTH = replace(ROUTE, routes=({**BELOW, "group_by": ["severity"]}, {**BELOW, "group_by": ["cause"]}))
 

@@ -106,3 +106,27 @@ def test_a_store_that_fails_in_a_round_is_tried_again(harness: NotifierHarness, 
     harness.send_due(0.5)
     harness.send_due(0.5)
     assert {cause for _, cause in receiver.alerts} == {SOURCE, *PAGES}
+
+
+def test_a_page_is_held_whose_source_is_written_with_it_in_the_middle_of_a_round(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = InhibitRule((f'cause="{SOURCE}"',), ('cause=~"gpu:.*"',))
+    hook = Webhook("r0", f"http://127.0.0.1:{receiver.server_port}/")
+    made = NotifierHarness(tmp_path, [], Notify(webhooks=(hook,), inhibit_rules=(rule,)))
+    made.write_change("opened", PAGES[0])
+    held = made.notifier._held["r0"]
+    real = held._read_held
+
+    def read(cursor: Any) -> Any:
+        monkeypatch.undo()
+        made.write_change("opened", SOURCE)
+        made.write_change("opened", PAGES[1])
+        return real(cursor)
+
+    monkeypatch.setattr(held, "_read_held", read)
+    for _ in range(4):
+        made.send_due(0.5, "r0")
+    assert SOURCE in {a["labels"]["cause"] for _, body in receiver.posts for a in body["alerts"]}
+    assert PAGES[1] not in {a["labels"]["cause"] for _, body in receiver.posts for a in body["alerts"]}
+    made.close()
