@@ -317,12 +317,21 @@ def _config(given: argparse.Namespace) -> int:
 
 
 def _check_owners(config: Config) -> None:
-    """Raises ConfigError for what an agent's start refuses, and where detectors are installed, what they refuse."""
+    """Raises ConfigError for what collectors refuse, on a node for all that a start of its agent refuses, and where
+    detectors are installed, for what they refuse.
+
+    On a server the settings of agents may be those of other nodes, which groups complete.
+    """
     import importlib.util
 
-    from agents.node.start_checks import check_configuration
+    from agents.node.start_checks import check_configuration, configure
+    from pipeline.commands.installed import is_node
+    from pipeline.config.origin import check_with_origin
 
-    check_configuration(config)
+    if is_node():
+        check_configuration(config)
+    else:
+        check_with_origin(config, configure)
     if importlib.util.find_spec("numba") is not None:
         _configure_detectors(config)
 

@@ -21,7 +21,7 @@ from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.objectives import Objective
 from pipeline.config.receivers import Notify
-from pipeline.config.settings import HOST, EnvironmentText, build_section, constraint
+from pipeline.config.settings import HOST, MEMORY, EnvironmentText, build_section, constraint
 from pipeline.config.topology import TopologyFiles
 from pipeline.model.errors import ConfigError
 
@@ -49,24 +49,6 @@ _WINDOW = constraint("days, from 1 to 366", lambda value: 1 <= value <= 366)
 _SHARES = constraint("numbers of at least 0", lambda value: all(0 <= n < math.inf for n in value.values()))
 _NOT_NEGATIVE = constraint("a number of at least 0", lambda value: 0 <= value < math.inf)
 _BYTES = constraint("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
-_MEMORY_FORM = re.compile(
-    r"((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*(bytes?|b|[kmgt](?:i?b)?|(?:kilo|mega|giga|tera)bytes?|%)", re.IGNORECASE
-)
-
-
-def _is_memory(text: str) -> bool:
-    """Returns whether DuckDB 2.0 reads a text as a limit of memory; "none" and negative numbers are none."""
-    text = text.strip().lower()
-    if text in ("none", "-1"):
-        return True
-    if (found := _MEMORY_FORM.fullmatch(text.removeprefix("-"))) is None:
-        return False
-    number, unit = float(found[1]), found[2]
-    most = 100 if unit == "%" else 2**63 / 1000.0 ** ("kmgt".find(unit[0]) + 1)
-    return 0 < number <= most
-
-
-_MEMORY = constraint("a size such as 2GB or 1.5GiB, or a share such as 50%", _is_memory)
 _QUERY_BYTES = constraint("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
 _SYNC = constraint("seconds, 0 to 60", lambda value: 0 <= value <= 60)
 _QUEUE = constraint("bytes, 65536 to 1 GiB", lambda value: 1 << 16 <= value <= 1 << 30)
@@ -241,7 +223,7 @@ class Store:
     telemetry_bytes: int = field(default=100 << 30, metadata=_NOT_NEGATIVE)
     rollup_days: float = field(default=400.0, metadata=_POSITIVE)
     forget_days: float = field(default=7.0, metadata=_POSITIVE)
-    memory_limit: str = field(default="2GB", metadata=_MEMORY)
+    memory_limit: str = field(default="2GB", metadata=MEMORY)
     free_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
     dead_letter_hours: float = field(default=168.0, metadata=_POSITIVE)
     dead_letter_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)

@@ -40,6 +40,26 @@ def _is_host(text: str) -> bool:
 HOST = constraint("a name or address of a host, such as 127.0.0.1", _is_host)
 
 
+_MEMORY_FORM = re.compile(
+    r"((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*(bytes?|b|[kmgt](?:i?b)?|(?:kilo|mega|giga|tera)bytes?|%)", re.IGNORECASE
+)
+
+
+def _is_memory(text: str) -> bool:
+    """Returns whether DuckDB 2.0 reads a text as a limit of memory; "none" and negative numbers are none."""
+    text = text.strip().lower()
+    if text in ("none", "-1"):
+        return True
+    if (found := _MEMORY_FORM.fullmatch(text.removeprefix("-"))) is None:
+        return False
+    number, unit = float(found[1]), found[2]
+    most = 100 if unit == "%" else 2**63 / 1000.0 ** ("kmgt".find(unit[0]) + 1)
+    return 0 < number <= most
+
+
+MEMORY = constraint("a size such as 2GB or 1.5GiB, or a share such as 50%", _is_memory)
+
+
 class EnvironmentText(str):
     """The text of an environment variable, parsed by the type of its key."""
 
