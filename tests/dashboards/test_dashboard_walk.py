@@ -100,14 +100,20 @@ def propose(page: Any) -> None:
     page.get_by_role("button", name="Plan it").click()
 
 
-def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(site: Site, browser: Any) -> None:
+def open_with_an_act(site: Site, browser: Any, address: str) -> Any:
+    """Returns a page after the login; an act is proposed."""
     act = act_table(state="proposed", plan=None)
     site.api.answers["acts"] = {"acts": [act], "breaker": None, "modes": {"hold": "on"}}
     site.api.answers["acts/ACT-1"] = act
     page = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB").new_page()
     page.set_default_timeout(WAIT_MS)
-    page.goto(f"{site.url}/acts")
+    page.goto(f"{site.url}/{address}")
     log_in(page)
+    return page
+
+
+def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(site: Site, browser: Any) -> None:
+    page = open_with_an_act(site, browser, "acts")
     page.get_by_role("button", name="Propose an act").click()
     propose(page)
     said = page.get_by_text("ACT-1: Proposed.")
@@ -122,13 +128,7 @@ def test_a_proposal_says_so_on_the_page_of_the_act_until_the_person_leaves_it(si
 
 
 def test_a_proposal_from_an_incident_says_so_on_the_page_of_the_act(site: Site, browser: Any) -> None:
-    act = act_table(state="proposed", plan=None)
-    site.api.answers["acts"] = {"acts": [act], "breaker": None, "modes": {"hold": "on"}}
-    site.api.answers["acts/ACT-1"] = act
-    page = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB").new_page()
-    page.set_default_timeout(WAIT_MS)
-    page.goto(f"{site.url}/incident?id=A1")
-    log_in(page)
+    page = open_with_an_act(site, browser, "incident?id=A1")
     page.get_by_role("button", name="Plan an act").click()
     propose(page)
     page.wait_for_url("**/acts?id=ACT-1*")

@@ -38,6 +38,13 @@ def pass_time(harness: NotifierHarness, seconds: int = 70) -> None:
         harness.send_due(seconds / 2, "hook")
 
 
+def change_routes(harness: NotifierHarness, route: Route | None) -> None:
+    """Starts again with other routes."""
+    assert harness.notify is not None
+    harness.notify = replace(harness.notify, route=route)
+    harness.restart()
+
+
 def told(receiver: Receiver, cause: str) -> list[str]:
     """What the receiver was told of a cause, one status per message."""
     return [a["status"] for _, b in receiver.posts for a in b["alerts"] if a["labels"]["cause"] == cause]
@@ -88,12 +95,10 @@ def test_a_group_ends_with_its_alerts_when_no_route_leads_to_it_any_more(
     harness.restart()
     harness.write_change("opened", SOURCE)
     pass_time(harness)
-    harness.notify = replace(harness.notify, route=after)
-    harness.restart()
+    change_routes(harness, after)
     harness.resolve(SOURCE)
     pass_time(harness)
-    harness.notify = replace(harness.notify, route=replace(ROUTE, repeat_interval="1h"))
-    harness.restart()
+    change_routes(harness, replace(ROUTE, repeat_interval="1h"))
     pass_time(harness, 3 * 3600)
     said = told(receiver, SOURCE)
     assert (said[0], set(said[1:])) == ("firing", {"resolved"})
@@ -104,13 +109,10 @@ def test_a_group_ends_with_its_alerts_when_no_route_leads_to_it_any_more(
 def test_what_was_sent_alone_before_there_were_routes_stays_alone_until_its_end(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
-    assert harness.notify is not None
-    harness.notify = replace(harness.notify, route=None)
-    harness.restart()
+    change_routes(harness, None)
     harness.write_change("opened", SOURCE)
     pass_time(harness)
-    harness.notify = replace(harness.notify, route=BOTH)
-    harness.restart()
+    change_routes(harness, BOTH)
     harness.write_change("acknowledged", SOURCE, state="acknowledged", life=Life(acknowledged_by="ann"))
     pass_time(harness)
     harness.write_change("acknowledgement_expired", SOURCE, state="open", life=Life())
@@ -135,13 +137,10 @@ BOTH = replace(ROUTE, routes=({**BELOW, "group_by": ["severity"]}, {**BELOW, "gr
 def test_a_receiver_gets_the_end_of_what_it_got_wherever_it_was_sent(
     harness: NotifierHarness, receiver: Receiver, before: Route | None, after: Route | None, groups: int
 ) -> None:
-    assert harness.notify is not None
-    harness.notify = replace(harness.notify, route=before)
-    harness.restart()
+    change_routes(harness, before)
     harness.write_change("opened", SOURCE)
     pass_time(harness)
-    harness.notify = replace(harness.notify, route=after)
-    harness.restart()
+    change_routes(harness, after)
     pass_time(harness)
     assert told(receiver, SOURCE) == ["firing"] * groups
     harness.resolve(SOURCE)
