@@ -150,13 +150,12 @@ export default function (component) {
     input.blur();
     if (link.href !== location.href) openWithin(root, link.href);
   };
-  // Before Streamlit sees it, whose step to a page has no parameters and is within the tab, also with Ctrl. A link to
-  // the page itself stays Streamlit's.
+  // Before Streamlit sees it, whose step to a page has no parameters and is within the tab, also with Ctrl.
   const onNavigation = (event) => {
     const link = event.target.closest?.(NAVIGATION);
     if (!link || !leadsToPage(link, data.pages)) return;
     keepParameters(link, data.kept);
-    if (event.type !== "click" || (isPlain(event) && link.pathname === location.pathname)) return;
+    if (event.type !== "click") return;
     event.stopPropagation();
     onClick(event);
   };

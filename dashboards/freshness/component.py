@@ -16,7 +16,8 @@ from dashboards import theme
 from dashboards.answers import Fleet
 from dashboards.routes import PAUSED, SLOW
 from dashboards.snapshot import INTERVAL_S, CachedAnswer
-from pipeline.model.records import SECOND, iso
+from dashboards.words import clock
+from pipeline.model.records import SECOND
 
 INTERVALS: dict[str, int | None] = {"": INTERVAL_S, SLOW: 30, PAUSED: None}
 """Value of `live` in the address -> time between two refreshes (s). Chosen: 30 s for slow lines and wall screens."""
@@ -47,10 +48,10 @@ def stamp_data(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, 
     known = fleet.value
     newest = None if known is None or known.newest is None else min(known.newest, known.as_of)
     return {
-        "clock": "" if newest is None else iso(newest)[11:19] + "Z",
+        "clock": "" if newest is None else clock(newest, now),
         "age": 0.0 if newest is None else max(0.0, (now - newest) / SECOND),
         "answered": max(0.0, (now - min(answer.fetched, fleet.fetched)) / SECOND),
-        "answered_at": iso(min(answer.fetched, fleet.fetched))[11:19] + "Z",
+        "answered_at": clock(min(answer.fetched, fleet.fetched), now),
         "interval": INTERVALS[live] or INTERVAL_S,
         "unready": known is not None and bool(known.unready),
         "fault": next((describe_fault(one) for one in (answer, fleet) if one.error and one.status != 404), ""),

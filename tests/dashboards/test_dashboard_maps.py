@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from dashboards import freshness
+from dashboards import freshness, words
 from dashboards.answers import Fleet, parse_incident
 from dashboards.fleet_map import table
 from dashboards.fleet_map.answers import (
@@ -191,6 +193,15 @@ def test_the_stamp_shows_the_time_of_the_newest_data() -> None:
     assert (stamp["clock"], stamp["age"], stamp["answered"]) == ("11:59:10Z", 50.0, 0.0)
     assert stamp["unready"]
     assert stamp["behind"] == 10.0
+
+
+def test_the_stamp_is_in_the_zone_of_the_page_and_has_a_date_unless_it_is_today() -> None:
+    words.set_zone(ZoneInfo("Asia/Tokyo"))
+    try:
+        stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 86_400 * SECOND), NOW, "")
+    finally:
+        words.set_zone(UTC)
+    assert (stamp["clock"], stamp["answered_at"]) == ("2025-12-31 21:00:00 JST", "21:00:00 JST")
 
 
 def test_the_stamp_shows_an_unreachable_api_and_missing_data() -> None:

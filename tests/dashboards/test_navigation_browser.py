@@ -77,3 +77,16 @@ def test_a_page_of_the_navigation_opens_in_a_new_tab_in_local_time_and_paused(
         opened.value.wait_for_url("**/?live=0&tz=local")
         opened.value.close()
     assert page.url == shared_address + FROM
+
+
+def test_a_page_that_shows_one_subject_shows_all_after_a_click_on_its_own_entry(
+    shared_address: str, browser: Any
+) -> None:
+    page, faults = open_page(browser, f"{shared_address}/jobs?id=job:81&live=0&tz=local")
+    page.locator(".q").wait_for()  # the links are those of the frame
+    page.evaluate("window.sameSession = true")
+    page.locator("[data-testid=stTopNavLink]").get_by_text("Jobs").click()
+    page.wait_for_url("**/jobs?live=0&tz=local")
+    page.locator(".fp-now").get_by_text("4 running jobs").wait_for()
+    assert page.evaluate("window.sameSession")
+    assert faults == []
