@@ -30,7 +30,9 @@ def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
         environ[files.NODE_VARIABLE] = given.node
     if given.verb == "diff":
         found = compare_configs(load_config(given.config, environ), load_config(given.other, environ))
-        return [{name: hide_addresses(value) for name, value in row.items()} for row in found], COMPARED
+        return [
+            {**row, **{s: hide_addresses(row[s], row["key"]) for s in ("here", "there")}} for row in found
+        ], COMPARED
     if given.verb == "show":
         rows = show_config(load_config(given.config, environ), given.config, environ)
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
@@ -72,7 +74,7 @@ def show_config(config: Config, path: str | None, environ: Mapping[str, str]) ->
         for where, table in layers:
             origin = where if _is_set(table, key) else origin
         variable = next((name for k, name in variables.items() if key == k or key.startswith((f"{k}.", f"{k}["))), None)
-        rows.append({"key": key, "value": hide_addresses(value), "from": variable or origin})
+        rows.append({"key": key, "value": hide_addresses(value, key), "from": variable or origin})
     return rows
 
 

@@ -62,7 +62,7 @@ def collect(config: Config, doctor: str) -> Iterator[tuple[str, str]]:
     yield "version.txt", f"fleetpulse {read_version()}\n"
     yield "system.txt", describe_system()
     yield "packages.txt", "".join(sorted(f"{d.name} {d.version}\n" for d in importlib.metadata.distributions()))
-    values = {key: hide_addresses(value) for key, value in flatten(config)}
+    values = {key: hide_addresses(value, key) for key, value in flatten(config)}
     yield "configuration.json", json.dumps(values, indent=1, default=str)
     yield "doctor.json", doctor
     yield "folders.txt", "".join(map(describe_folder, (config.spool.directory, config.store.path.parent)))

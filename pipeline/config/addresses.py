@@ -9,34 +9,56 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.model.entity_names import KINDS
+
 HIDDEN = "(hidden)"
 _PLACEHOLDER = re.compile(r"(host(:port)?(/path)?)|(HOST(\[?:PORT\]?)?(/PATH)?)")
 """What messages expect, which is no address."""
 _LOGIN = re.compile(r"(?!User:)[^\s:/@]+:\S.*@[\w[].*", re.DOTALL)
 """An address without its scheme, with a login; no principal of Kafka."""
+_ADDRESS_KEY = re.compile(r"(?:\w+_)?(?:urls?|endpoints?|issuer|address)")
+"""A key whose value is an address, also where its scheme is missing: `ada:pa55@h`, `token@h`, `h/key`."""
+_NAME_KEYS = ("scope", "entities", "matchers", "source_matchers", "target_matchers")
+"""Keys whose values are names of entities, or patterns of them, of kinds that a site chooses."""
+_MAIL = re.compile(r"mailto:[^\s:/@]+@[\w.-]+")
+_PROGRAMS = ("agent", "collector", "detector", "exporter", "service")
+"""Kinds of entities that are usual users of databases too."""
+_KINDS = "|".join(("account", "acct", "mailto", "oidc", *(kind for kind in KINDS if kind not in _PROGRAMS)))
+_NAME = re.compile(rf"(?:{_KINDS}):[^\s:/@?#]+@[\w.-]+")
+"""A name that has the form of a login. One with a port, path or query may be an address, whose user is named so."""
 _WHOLE = re.compile(r"(\w[\w+.-]*://)(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(\w[\w+.-]*://)((?:\\\\|[^\s'\"<>\\])*)")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^][:@]+)(?::[0-9]*)?")
 """An authority without a user; anything else may be half of a password that has a slash."""
 
 
-def hide_addresses(value: Any) -> Any:
-    """Returns a value of the configuration; each address in it, also with quotes and spaces, only to its host."""
+def hide_addresses(value: Any, key: str = "") -> Any:
+    """Returns a value of the configuration; each address in it, also with quotes and spaces, only to its host.
+
+    key: of the value, such as `notify.webhooks[0].url`; says whether a text without a scheme is an address or a name.
+    """
     if isinstance(value, Mapping):
-        return {key: hide_addresses(one) for key, one in value.items()}
+        return {name: hide_addresses(one, str(name)) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [hide_addresses(one) for one in value]
+        return [hide_addresses(one, key) for one in value]
     if not isinstance(value, str):
         return value
-    found = _WHOLE.fullmatch(value)
-    if found is None and _LOGIN.fullmatch(value):
-        return _hide_rest(value)
-    return found[1] + _hide_rest(found[2]) if found else hide_in_text(value)
+    if found := _WHOLE.fullmatch(value):
+        return found[1] + _hide_rest(found[2])
+    return _hide_rest(value) if _is_address(value, key) else hide_in_text(value)
 
 
 def hide_address(text: str) -> str:
     """Returns an address only to its host; also one that lacks its scheme, by mistake."""
-    return str(hide_addresses(text)) if _WHOLE.fullmatch(text) else _hide_rest(text)
+    return str(hide_addresses(text, "url"))
+
+
+def _is_address(text: str, key: str) -> bool:
+    """Returns whether a text without a scheme is an address whose user, path or query must be hidden."""
+    name = re.split(r"[\s.]", re.sub(r"(\[\d+\])+$", "", key))[-1]
+    if _ADDRESS_KEY.fullmatch(name):
+        return _MAIL.fullmatch(text) is None
+    return name not in _NAME_KEYS and _LOGIN.fullmatch(text) is not None and _NAME.fullmatch(text) is None
 
 
 def hide_in_text(text: str) -> str:

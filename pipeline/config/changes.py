@@ -80,10 +80,10 @@ def list_changes(before: Config, after: Config, fixed: Sequence[str], service: s
     changed = compare_configs(before, after)
     if refused := [str(row["key"]) for row in changed if row["key"] in fixed]:
         raise UsageError(f"{after.source}: {', '.join(refused)} changed: restart the {service} for that")
-    return [f"{row['key']}: {_show(row['here'])} -> {_show(row['there'])}" for row in changed]
+    return [f"{row['key']}: {_show(row, 'here')} -> {_show(row, 'there')}" for row in changed]
 
 
-def _show(value: Any) -> str:
+def _show(row: Mapping[str, Any], side: str) -> str:
     """Returns a value as people may see it, cut to _LONGEST; of a key which one side lacks: none."""
-    text = "none" if value is None else str(hide_addresses(value)) or "''"
+    text = "none" if row[side] is None else str(hide_addresses(row[side], row["key"])) or "''"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -110,7 +110,7 @@ def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: s
 
 def check_value(where: str, value: Any, text: str, holds: Callable[[Any], bool]) -> None:
     """Raises ConfigError if the value at `where` does not satisfy `holds`; `text` describes the allowed values."""
-    shown = _hide(str(value) if isinstance(value, Path) else value)
+    shown = _hide(str(value) if isinstance(value, Path) else value, where)
     try:
         if holds(value):
             return
@@ -119,9 +119,9 @@ def check_value(where: str, value: Any, text: str, holds: Callable[[Any], bool])
     raise ConfigError(f"{where} = {shown!r}: expected {text}")
 
 
-def _hide(value: Any) -> Any:
+def _hide(value: Any, key: str) -> Any:
     """Returns a value as errors may show it: of an address the host, also if its password has spaces or quotes."""
-    shown = hide_addresses(value)
+    shown = hide_addresses(value, key)
     return tuple(shown) if isinstance(value, tuple) else shown
 
 
@@ -142,7 +142,7 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
         if value in arguments:
             return value
         raise ConfigError(
-            f"{describe_key(where, key)} = {_hide(value)!r}: expected one of {', '.join(map(repr, arguments))}"
+            f"{describe_key(where, key)} = {_hide(value, key)!r}: expected one of {', '.join(map(repr, arguments))}"
         )
     if wanted is Path and isinstance(value, str):
         return Path(value).expanduser()
@@ -151,13 +151,15 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if wanted is Any or type(value) is wanted:
         return value
     name = "list" if origin is tuple else getattr(wanted, "__name__", str(wanted))
-    raise ConfigError(f"{describe_key(where, key)} = {_hide(value)!r}: expected {name}, got {type(value).__name__}")
+    raise ConfigError(
+        f"{describe_key(where, key)} = {_hide(value, key)!r}: expected {name}, got {type(value).__name__}"
+    )
 
 
 def _table(value: Any, where: str, key: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise ConfigError(f"{where}: [{key}] is {_hide(value)!r}; expected a table")
+    raise ConfigError(f"{where}: [{key}] is {_hide(value, key)!r}; expected a table")
 
 
 def describe_key(where: str, section: str, key: str = "", value: Any = None) -> str:
