@@ -12,9 +12,10 @@ from pipeline.commands.start_checks import check_receivers
 from pipeline.config import files
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import compare_configs, flatten
+from pipeline.config.layers import PREFIX, Layer, list_layers
 from pipeline.config.origin import check_with_origin
-from pipeline.config.sections import PREFIX, Config, load_config
-from pipeline.config.settings import build_section
+from pipeline.config.sections import Config, build_config, load_config
+from pipeline.model.errors import ConfigError
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN = ("key", "value", "from")
@@ -37,7 +38,7 @@ def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
         rows = show_config(load_config(given.config, environ), given.config, environ)
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
     check_with_origin(load_config(given.config), check_receivers)
-    return check_files(files.find_file(given.config, environ)), CHECKED
+    return check_files(files.find_file(given.config, environ), environ), CHECKED
 
 
 def show_empty(rows: Rows) -> Rows:
@@ -45,22 +46,41 @@ def show_empty(rows: Rows) -> Rows:
     return [{key: repr(one) if one in ([], "", {}) else one for key, one in row.items()} for row in rows]
 
 
-def check_files(path: Path | None) -> Rows:
+def check_files(path: Path | None, environ: Mapping[str, str]) -> Rows:
     """Returns a row per file and group, all of which are valid. Raises ConfigError for a group of other nodes too."""
     if path is None:
         return [{"file": "", "state": "ok", "found": "no file: every key has its default"}]
-    whole: files.Table = {}
+    layers: list[Layer] = []
     rows, groups = [], []
     for file in files.list_files(path):
         table = files.read_table(file)
         found = files.take_groups(str(file), table)
-        whole = files.merge_tables(whole, table)
+        layers.append(Layer(str(file), table))
         groups += found
         rows.append({"file": str(file), "state": "ok", "found": f"{len(table)} sections, {len(found)} groups"})
     for where, patterns, table in groups:
-        check_receivers(build_section(Config, {**files.merge_tables(whole, table), "source": where}, where))
+        _check_group(layers, Layer(where, table), environ)
         rows.append({"file": where, "state": "ok", "found": f"for nodes {', '.join(patterns)}"})
     return rows
+
+
+def _check_group(layers: list[Layer], group: Layer, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a group that is wrong. Other nodes may lack the variables of this one: they count only
+    where the files need them without the group too."""
+    try:
+        check_receivers(build_config([*layers, group], group.where))
+    except ConfigError:
+        if _are_sound(layers):
+            raise
+        check_receivers(build_config([*layers, group, *list_layers(None, environ)], group.where))
+
+
+def _are_sound(layers: list[Layer]) -> bool:
+    try:
+        check_receivers(build_config(layers, ""))
+    except ConfigError:
+        return False
+    return True
 
 
 def show_config(config: Config, path: str | None, environ: Mapping[str, str]) -> Rows:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipeline.config.sections import PREFIX, Config, Site
+from pipeline.config.layers import PREFIX
+from pipeline.config.sections import Config, Site
 from pipeline.http import client
 from pipeline.model.errors import Refused
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pipeline.config import files
-from pipeline.config.sections import PREFIX, Config, override
-from pipeline.config.settings import build_section
+from pipeline.config.layers import Layers, find_origin, list_layers
+from pipeline.config.sections import Config, build_config
 from pipeline.model.errors import ConfigError
 
 T = TypeVar("T")
@@ -21,30 +20,19 @@ def check_with_origin(config: Config, check: Callable[[Config], T]) -> T:
     try:
         return check(config)
     except ConfigError as error:
-        wrong = str(error).replace(config.source, "")
-        for layer in _list_layers(config):
-            try:
-                check(layer)
-            except ConfigError as found:
-                if str(found).replace(layer.source, "") == wrong:
-                    raise found from None
+        where = _find_origin(config, check, str(error))
+        if where != config.source:
+            check(dataclasses.replace(config, source=where))
         raise
 
 
-def _list_layers(config: Config) -> Iterator[Config]:
-    """Yields the configuration as it is after each file, group and variable of the environment, with that as its
-    source; one that only those after it complete is left out."""
-    table: files.Table = {}
+def _find_origin(config: Config, check: Callable[[Config], Any], wrong: str) -> str:
+    def make(layers: Layers, where: str) -> None:
+        check(build_config(layers, where))
+
     file = Path(config.source)
-    for where, layer in files.read_layers(file, os.environ) if file.is_file() else ():
-        table = files.merge_tables(table, layer)
-        yield from _build(table, where)
-    for name, text in os.environ.items():
-        if name.startswith(PREFIX):
-            override(table, name, text)
-            yield from _build(table, f"environment: {name}")
-
-
-def _build(table: files.Table, where: str) -> Iterator[Config]:
-    with contextlib.suppress(ConfigError):
-        yield build_section(Config, {**table, "source": where}, where)
+    try:
+        layers = list_layers(file if file.is_file() else None, os.environ)
+    except ConfigError:  # it was replaced since the configuration was read
+        return config.source
+    return find_origin(layers, config.source, make, wrong)

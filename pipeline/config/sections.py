@@ -19,11 +19,11 @@ from typing import Any, Literal
 from pipeline.config import files
 from pipeline.config.acts import Acts, Executor
 from pipeline.config.dashboard import Dashboard
+from pipeline.config.layers import Layers, list_layers, make_with_origin, merge_layers
 from pipeline.config.objectives import Objective
 from pipeline.config.receivers import Notify
-from pipeline.config.settings import HOST, MEMORY, EnvironmentText, build_section, constraint
+from pipeline.config.settings import HOST, MEMORY, build_section, constraint
 from pipeline.config.topology import TopologyFiles
-from pipeline.model.errors import ConfigError
 
 Mode = Literal["record", "notify", "act"]
 ANY = "*"
@@ -38,9 +38,6 @@ class ModeRule:
     detector: str = ANY
     scope: str = field(default=ANY, metadata=_SCOPE)
 
-
-PREFIX = "FLEETPULSE__"
-"""Environment variables PREFIX + SECTION__KEY override keys."""
 
 _SECONDS = constraint("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _WAIT = constraint("seconds, from 0 to 5", lambda value: 0 <= value <= 5)
@@ -454,30 +451,14 @@ class Config:
 def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Loads the configuration. Raises ConfigError naming file, key, the value found and the one expected."""
     chosen = files.find_file(path, environ)
-    source, table = str(chosen) if chosen else "defaults", dict[str, Any]()
-    for where, layer in files.read_layers(chosen, environ) if chosen else ():
-        table = files.merge_tables(table, layer)
-        if "source" in table:
-            raise ConfigError(f"{where}: [source] is not a section")
-        if where != source:  # errors name the file that is wrong
-            build_section(Config, table, where)
-    for name, text in environ.items():
-        if name.startswith(PREFIX):
-            override(table, name, text)
-    if "source" in table:
-        raise ConfigError(f"{source}: [source] is not a section")
-    return build_section(Config, {**table, "source": source}, source)
+    source = str(chosen) if chosen else "defaults"
+    return make_with_origin(list_layers(chosen, environ), source, build_config)
 
 
-def override(table: dict[str, Any], name: str, text: str) -> None:
-    """Sets one key of the table from an environment variable. Raises ConfigError for a name that can be no key."""
-    keys = name.removeprefix(PREFIX).lower().split("__")
-    if len(keys) < 2:
-        raise ConfigError(f"environment: {name}: expected {PREFIX}SECTION__KEY")
-    for key in keys[:-1]:
-        below = table.setdefault(key, {})
-        if not isinstance(below, dict):
-            raise ConfigError(f"environment: {name}: '{key}' is not a section")
-        table = below
-    table[keys[-1]] = variable = EnvironmentText(text)
-    variable.name = name
+def build_config(layers: Layers, where: str) -> Config:
+    """Returns what layers amount to, with `where` as their source. Raises ConfigError."""
+    table, wrong = merge_layers(layers)
+    config = build_section(Config, {**table, "source": where}, where)
+    if wrong is not None:
+        raise wrong
+    return config
