@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from os.path import realpath
 from pathlib import Path
 
 from pipeline.api import tokens
 from pipeline.commands import setup_receiver, units
 from pipeline.commands.setup_answers import Answers, Ask, ask_all
 from pipeline.commands.setup_files import PreparedFiles
-from pipeline.config.files import HOST, read_table
+from pipeline.config.files import HOST, check_links, read_table
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
@@ -34,7 +35,8 @@ def run_setup(
     has_units = given.units or UNIT_FOLDER.is_dir() if packaged is None else packaged
     where = (units.find_units(), units.find_program()) if given.units else None
     path = Path(given.config or (of_units if has_units else "fleetpulse.toml"))
-    is_theirs = _is_same_place(path, of_units) or (path.resolve() == of_units.resolve() and not path.is_symlink())
+    check_links(path)
+    is_theirs = _is_same_place(path, of_units) or (realpath(path) == realpath(of_units) and not path.is_symlink())
     path = of_units if _is_same_place(path, of_units) else path  # of sub/../fleetpulse.toml the usual name
     if where is not None and not is_theirs:
         raise UsageError(
@@ -120,7 +122,7 @@ def _quote(text: str) -> str:
 
 def _is_same_place(path: Path, other: Path) -> bool:
     """Returns whether a file written to both paths is one. A link is replaced, not followed: only folders resolve."""
-    return path.name == other.name and path.parent.resolve() == other.parent.resolve()
+    return path.name == other.name and realpath(path.parent) == realpath(other.parent)
 
 
 def _check_target(path: Path, replace: bool) -> None:

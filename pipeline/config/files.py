@@ -6,8 +6,10 @@ name of this node, in order. Lists are replaced, not joined.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
+import shlex
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,9 +56,22 @@ def read_table(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
+        check_links(path)
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
     except (ValueError, RecursionError) as error:  # also of a number of 4,300 digits, or of tables in tables
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def check_links(path: Path) -> None:
+    """Raises ConfigError for a path that never ends, as its symbolic links lead back to themselves."""
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(
+                f"{path}: its symbolic links lead back to themselves; expected a TOML file, or a link to one; "
+                f"remove the wrong link, which this shows: namei {shlex.quote(str(path))}"
+            ) from error
 
 
 def read_layers(path: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Table]]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import fleetpulse
+from pipeline.commands.arguments import build_parser
+from pipeline.commands.setup import run_setup
 from pipeline.commands.start_checks import check_receivers
 from pipeline.config.layers import PREFIX
 from pipeline.config.origin import check_with_origin
@@ -139,3 +141,31 @@ def test_a_group_of_other_nodes_is_refused_although_a_variable_of_this_one_cover
     with contextlib.redirect_stderr(io.StringIO()) as said:
         assert fleetpulse.main(["config", "check", "--config", str(path)]) == 2
     assert f"{path}: [[groups]] 1: [api] port = -1" in said.getvalue()
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["setup", "--role", "node"], ["doctor"]])
+@pytest.mark.parametrize("place", ["loop.toml", "folder/fleetpulse.toml"])
+def test_links_that_lead_back_to_themselves_are_an_error_that_says_what_to_do(
+    command: list[str], place: str, tmp_path: Path
+) -> None:
+    """`setup` ended with a traceback."""
+    (tmp_path / "loop.toml").symlink_to("other.toml")
+    (tmp_path / "other.toml").symlink_to("loop.toml")
+    (tmp_path / "folder").symlink_to("folder")
+    path = tmp_path / place
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        assert fleetpulse.main([*command, "--config", str(path)]) == 2
+    assert said.getvalue() == (
+        f"fleetpulse: {path}: its symbolic links lead back to themselves; expected a TOML file, or a link to one; "
+        f"remove the wrong link, which this shows: namei {path}\n"
+    )
+    assert (tmp_path / "loop.toml").is_symlink()
+
+
+def test_setup_of_another_file_does_without_that_of_the_units_whose_links_lead_nowhere(tmp_path: Path) -> None:
+    of_units = tmp_path / "units.toml"
+    of_units.symlink_to("units.toml")
+    words = ["setup", "--role", "node", "--site", "a", "--kafka", "k:9092", "--gpus", "0", "--config"]
+    given = build_parser().parse_args([*words, str(tmp_path / "own.toml")])
+    run_setup(given, lambda question: "", False, tmp_path, of_units)
+    assert load_config(tmp_path / "own.toml", {}).site.name == "a"
