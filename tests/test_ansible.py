@@ -85,6 +85,7 @@ def test_every_variable_has_a_default() -> None:
         "fleetpulse_called",
         "fleetpulse_made",
         "fleetpulse_newer",
+        "fleetpulse_draft",
     }
     made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
@@ -218,7 +219,21 @@ def test_a_wrong_configuration_is_refused_before_it_replaces_anything(tmp_path: 
         assert why in said
     code, _, written = run("", "[api]\nsql_rows = 7\n")
     assert (code, written[1]) == (0, "[api]\nsql_rows = 7\n")
-    assert not list(tmp_path.glob("tmp.*"))
+    code, _, written = run("", f"# {'x' * 200_000}\n[api]\nsql_rows = 8\n")
+    assert (code, len(written[1]) > 200_000) == (0, True), "more than a variable of the environment takes"
+    others = folder / "conf.d"
+    for name in ("70-off.toml.disabled", "note"):
+        (others / name).symlink_to("nowhere")
+    (tmp_path / "kept.toml").write_text("[site]\nname = 'east'\n")
+    (others / "80-a site.toml").symlink_to("../../../kept.toml")
+    assert run("", "[api]\nsql_rows = 9\n")[0] == 0
+    for wrong in (others / ".hidden.toml", others / "90-gone.toml"):  # the service reads both, and would not start
+        wrong.symlink_to("nowhere")
+        code, said, left = run("", "[api]\nsql_rows = 10\n")
+        assert (code, left[1]) == (2, "[api]\nsql_rows = 9\n")
+        assert f"conf.d/{wrong.name}: cannot be read: No such file" in said
+        wrong.unlink()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("fleetpulse.", "tmp."))]
 
 
 UNITS = "systemd/system"
