@@ -223,6 +223,21 @@ def frame(number: int, values: list[float]) -> Frame:
     return Frame(number * 10 * SECOND, "gpu", entities, {"gpu.temperature": np.array(values)}, Topology())
 
 
+def test_the_upgrade_page_checks_the_configuration_with_each_form_of_the_new_version_before_a_restart() -> None:
+    """What it refuses would end the services that the package starts anew."""
+    text = (ROOT / "docs" / "upgrade.md").read_text()
+    assert 0 < text.index("config check` of the new version") < text.index("`dpkg -i fleetpulse-server_*.deb`")
+    section = text.partition("## The configuration first")[2].partition("\n## ")[0]
+    commands = "\n".join(line.strip() for line in section.splitlines() if line.startswith("    "))
+    assert "dst: /opt/fleetpulse," in (ROOT / "deploy" / "packages" / "nfpm.yaml").read_text()
+    assert 'ENTRYPOINT ["fleetpulse"]' in (ROOT / "deploy" / "images" / "Dockerfile").read_text()
+    check = "config check --config /etc/fleetpulse/fleetpulse.toml"
+    assert commands.count(f"/opt/fleetpulse.new/opt/fleetpulse/bin/fleetpulse {check}") == 2  # deb, rpm
+    assert commands.count(f"/opt/fleetpulse.new/bin/fleetpulse {check}") == 1  # wheel
+    assert re.search(rf"docker run --rm .*\n{check}", commands)
+    assert "cpio" not in commands
+
+
 def test_the_version_has_an_entry_in_the_changelog() -> None:
     found = re.search(r'^version = "(.*)"', text("pyproject.toml"), re.M)
     assert found is not None
