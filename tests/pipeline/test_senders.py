@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.config import sections
 from pipeline.ingest.admission import Admission
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.ownership import load_owners
 from pipeline.ingest.sequences import WINDOW, RecentMessages
-from pipeline.model.errors import Retryable
+from pipeline.model.errors import ConfigError, Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -198,7 +197,7 @@ def test_a_key_is_replaced_without_a_gap_and_a_removed_one_ends_within_a_minute(
 def test_a_key_without_protection_is_refused(tmp_path, text, mode, reason):
     write_key(tmp_path, "h2", text)
     (tmp_path / "h2.key").chmod(mode)
-    with pytest.raises(sections.ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         NodeKeys(tmp_path).signing_key("h2")
     assert reason in NodeKeys(tmp_path).find_fault("h2", "t", b"x", b"")
 
