@@ -41,7 +41,7 @@ from detectors.xid.levels import (
     recovery_action,
     requires_reset,
 )
-from pipeline.model.entity_names import pager_title
+from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import LEVELS, SECOND, Event, Frame, Level
 from pipeline.model.topology import Topology, kind_of
 
@@ -134,6 +134,11 @@ def may_be_a_program(case: Case) -> bool:
     return bool(codes) and codes <= PROGRAM | COPY | {109} and not any(f[0] == "page" for f in case["facts"].values())
 
 
+def is_cleanup(case: Case) -> bool:
+    """Returns whether it is only that a process ended, and the driver asks for nothing: no sign of a fault."""
+    return set(xid_codes(case)) <= CLEANUP and may_be_a_program(case) and case["driver"] is None
+
+
 def is_certain(case: Case) -> bool:
     """Returns whether it pages regardless of later events; otherwise it waits for related events."""
     if any(level == "page" and not waits for level, _, waits in case["facts"].values()) or case["reset"]:
@@ -144,11 +149,14 @@ def is_certain(case: Case) -> bool:
 
 def case_level(case: Case, own: Mapping[int, Level]) -> Level | None:
     """Returns its level; None: its job caused it. own: configured levels."""
-    found = [level_of_codes(xid_codes(case), own), *(fact[0] for fact in case["facts"].values())]
+    found: list[Level] = [level_of_codes(xid_codes(case), own), *(fact[0] for fact in case["facts"].values())]
     driver = level_of_action(case["driver"]) if case["driver"] is not None else "suspect"
     if case["program"] and may_be_a_program(case):
+        if any(own.get(code, "suspect") != "suspect" for code in CLEANUP & set(xid_codes(case))):
+            return found[0]
         return "ticket" if driver != "suspect" or "page" in found else None
-    found += [driver, *(["page"] if case["reset"] else []), *(["ticket"] if case["repeats"] else [])]
+    found.append("page" if case["reset"] else "ticket" if case["repeats"] else driver)
+    found.append(driver)
     return max(found, key=LEVELS.index)
 
 
@@ -264,35 +272,49 @@ class ProgramFaults(State):
     ) -> None:
         """Marks cases of GPUs of one job with errors together as its program's, and a GPU that repeats them alone.
 
+        A process that ended (XID 43, 45) is its job's on any number of GPUs; the job is blamed for it unless another
+        error of the job explains its end.
         settle: us that the lines of one error take.   together, again: windows (us).
         """
         mine: dict[str, list[str]] = {}
-        since = min((c["fresh"] for c in cases.values() if c["fresh"]), default=time) - together
+        since = min((c["fresh"] for c in cases.values() if c["fresh"]), default=time) - max(together, _BURST)
         near = {e: c for e, c in cases.items() if c["fresh"] or c["last"] >= since}
         for entity, case in sorted(near.items()):
             if kind_of(entity) == "gpu" and may_be_a_program(case):
-                mine.setdefault(case["job"] or topology.ancestor_of_kind(entity, "node") or entity, []).append(entity)
+                mine.setdefault(_job_of(entity, case, topology), []).append(entity)
+        broken = {_job_of(e, case, topology) for e, case in near.items() if not may_be_a_program(case)}
         for job, gpus in mine.items():
             fresh = [e for e in gpus if cases[e]["fresh"]]
             first = min((cases[e]["fresh"] for e in fresh), default=time)
             if not fresh or time - first < settle:
                 continue
             close_by = _erred_together(cases, gpus, first, together)
+            ended = [e for e in gpus if is_cleanup(cases[e]) and abs(cases[e]["last"] - first) <= _BURST]
+            if len(gpus) == 1 and cases[gpus[0]]["job"] is None:
+                ended = []  # nobody else's process is known to have ended
+            if ended == gpus and job not in broken:
+                close_by = ended
+            for entity in {*fresh, *ended}:
+                cases[entity]["program"] = max(len(close_by), 1) if entity in (*close_by, *ended) else 0
             for entity in fresh:
-                if entity in close_by:
-                    cases[entity]["program"] = len(close_by)
-                else:
+                if not cases[entity]["program"]:
                     self._record_burst(entity, cases[entity], again)
             if close_by:
-                codes = sorted({code for e in close_by for code in xid_codes(cases[e])})
-                known = self.blamed.get(job, {"onset": first})
-                self.blamed[job] = {**known, "last": time, "gpus": close_by, "codes": codes}
+                self._blame(job, cases, close_by, first, time)
 
     def describe(self, job: str) -> str:
         """Returns a title of a job, or of a node, whose program is blamed."""
         program = self.blamed[job]
-        codes = ", ".join(map(str, program["codes"]))
-        return pager_title(job, f"XID {codes} on {len(program['gpus'])} GPUs together, a program error")
+        codes, gpus = ", ".join(map(str, program["codes"])), program["gpus"]
+        where = f"{len(gpus)} GPUs together" if len(gpus) > 1 else entity_name(gpus[0])
+        ended = set(program["codes"]) <= CLEANUP
+        return pager_title(job, f"XID {codes} on {where}, {'a process that ended' if ended else 'a program error'}")
+
+    def _blame(self, job: str, cases: Mapping[str, Case], gpus: list[str], first: int, time: int) -> None:
+        """Records that the program of a job caused the XIDs of some GPUs."""
+        codes = sorted({code for e in gpus for code in xid_codes(cases[e])})
+        known = self.blamed.get(job, {"onset": first})
+        self.blamed[job] = {**known, "last": time, "gpus": gpus, "codes": codes}
 
     def drop_entity(self, entity: str) -> None:
         """Drops the records of an entity."""
@@ -321,6 +343,11 @@ class ProgramFaults(State):
         self.bursts[gpu] = [*kept, [now, job, unit]][-_MAX_BURSTS:]  # the newest is last
         while now - self.bursts[oldest := next(iter(self.bursts))][-1][0] > again:
             del self.bursts[oldest]
+
+
+def _job_of(entity: str, case: Case, topology: Topology) -> str:
+    """Returns the job of a case, else its node, else itself."""
+    return case["job"] or topology.ancestor_of_kind(entity, "node") or entity
 
 
 def _erred_together(cases: Mapping[str, Case], gpus: list[str], first: int, together: int) -> list[str]:

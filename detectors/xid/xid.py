@@ -51,11 +51,12 @@ class Xid(Detector):
     one that recurs after half a minute and within an hour is a page here until an hour is quiet, and so is a fatal one
     of a switch, until a reset.
 
-    XIDs that programs cause (13, 31, 43, 45, copy engines) on two or more GPUs of one job within `together` s belong to
-    the job, a suspect; on one GPU again within `again` s, under another job or in the same unit of it, to that GPU, a
-    ticket. `pages`, `tickets` and `suspects` set the level of XIDs otherwise. During announced maintenance nothing is
-    above a suspect. An XID that always pages is reported as it arrives; so is a GPU that is lost while others of its
-    server respond.
+    XIDs that programs cause (13, 31, copy engines) on two or more GPUs of one job within `together` s belong to the
+    job, a suspect; on one GPU again within `again` s, under another job or in the same unit of it, to that GPU, a
+    ticket. A process that ended (43, 45) is a suspect of its job on any number of GPUs, and nothing where another error
+    of the job explains it. `pages`, `tickets` and `suspects` set the level of XIDs otherwise. During announced
+    maintenance nothing is above a suspect. An XID that always pages is reported as it arrives; so is a GPU that is lost
+    while others of its server respond.
 
     Source: NVIDIA's catalogue of XIDs; repeats as NVSentinel counts them (XID 31 on a GPU, 13 on a GPC and TPC, twice
     in 24 h). `settle` and `together` are chosen: the lines of one error come within milliseconds to a second.

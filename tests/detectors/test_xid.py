@@ -92,7 +92,7 @@ def test_xids_that_require_a_reset_or_reboot_page_except_links_and_resources():
     [
         *((code, "page") for code in (46, 64, 79, 95, 109, 119, 120)),
         *((code, "ticket") for code in (39, 63, 92, 94, 999)),
-        *((code, "suspect") for code in (13, 31, 43, 45, 74, 121)),
+        *((code, "suspect") for code in (13, 31, 74, 121)),
     ],
 )
 def test_a_single_xid_has_the_level_of_the_catalogue(code, level):
@@ -147,6 +147,41 @@ def test_program_errors_on_several_gpus_blame_the_job():
     assert "a program error" in found[0].summary
 
 
+@pytest.mark.parametrize("code", [43, 45])
+@pytest.mark.parametrize("gpus", [GPUS[:1], GPUS[:2]])
+@pytest.mark.parametrize("apart", [0.0, 25.0])
+def test_a_process_that_ended_is_its_jobs_and_no_sign_of_a_faulty_gpu(code, gpus, apart):
+    site = Site()
+    found = []
+    for k, gpu in enumerate(gpus):
+        found += site.show(site.xid(code, gpu), ticks=1 + (round(apart / 10) if k == 0 else 3))
+    assert levels(found) == {"job:7": "suspect"}
+    assert "a process that ended" in found[0].summary
+
+
+def test_processes_that_end_with_another_error_of_their_job_are_no_findings():
+    site = Site()
+    events = [site.xid(13, GPU), *(site.xid(43, g, 0.2) for g in GPUS[2:])]
+    assert levels(site.show(*events, ticks=4)) == {GPU: "suspect"}
+    site = Site()
+    events = [site.xid(79, GPU), *(site.xid(43, g, 0.2) for g in GPUS[2:])]
+    assert levels(site.show(*events, ticks=4)) == {GPU: "page"}
+
+
+def test_a_process_that_ended_hides_no_later_error_of_its_gpu():
+    site = Site()
+    site.show(site.xid(43), ticks=30)
+    assert levels(site.show(site.xid(31), ticks=3))[GPU] == "suspect"
+    site = Site()
+    site.show(site.xid(43), ticks=3)
+    assert levels(site.show(site.xid(154, **RESET), ticks=3))[GPU] == "page"
+
+
+def test_a_level_that_the_site_sets_for_ended_processes_counts():
+    site = Site(detector=Xid(tickets=(43,)))
+    assert levels(site.show(site.xid(43), ticks=3))[GPU] == "ticket"
+
+
 def test_without_a_known_job_no_gpu_is_blamed_either():
     site = Site(job=False)
     found = site.show(*(site.xid(31, gpu) for gpu in GPUS[:3]), ticks=4)
@@ -185,7 +220,7 @@ def test_xids_of_one_gpu_under_two_jobs_are_a_ticket():
 def test_repeated_xids_of_one_job_stay_suspects():
     site = Site()
     site.show(site.xid(31), ticks=100)
-    assert levels(site.show(site.xid(31), ticks=3)) == {GPU: "suspect"}
+    assert levels(site.show(site.xid(31), ticks=3))[GPU] == "suspect"
 
 
 def test_an_xid_caused_by_another_gpu_belongs_to_that_gpu():
