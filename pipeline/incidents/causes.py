@@ -48,7 +48,8 @@ _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong re
 _SLOW_NOTHING = frozenset({"memory"})  # corrected errors cost no time, and others end the job
 _SUPPLIES, _REASONS = frozenset({"rack", "row", "cdu", "pdu"}), "gpu.throttle_reasons"  # heat or lost power sets these
 _NETWORK = frozenset({"leaf", "rail"})
-_COOLING = frozenset({"cdu", "loop", "rack", "row"})
+_LOOPS = frozenset({"cdu", "loop"})
+_COOLING = _LOOPS | {"rack", "row"}
 COOLS_WITHIN = 300 * SECOND
 """Time after the last sign of a cooling fault in which heat is still its symptom. Chosen: GPUs are cool within a minute
 of the return of flow, and a loop of some 500 L within minutes."""
@@ -136,23 +137,39 @@ class CauseRules:
             return at_ports == (family == "link") and cause in self.index.software_of(entity)
         return cause in chain or (family == SYMPTOM_FAMILY and cause in self.index.around(entity))
 
-    def localize(self, case: Case) -> str | None:
-        """Returns the rack whose leak detector says where the loop of the case leaks; None unless exactly one does."""
-        if kind_of(case.incident.cause) not in ("cdu", "loop"):
-            return None
+    def locate_leak(self, case: Case) -> tuple[str, str] | None:
+        """Returns where the loop of a case leaks, and why: the rack of the only leak detectors that are wet; the loop,
+        if a wet leak detector in no rack is the cause so far. None if that is not known."""
         every = case.conditions.values()
+        if kind_of(case.incident.cause) == "leak_detector":
+            loops = sorted(c.entity for c in every if kind_of(c.entity) in _LOOPS)
+            return (loops[0], f"{loops[0]} loses coolant") if loops else None
+        if kind_of(case.incident.cause) not in _LOOPS:
+            return None
         wet = {self.find_suspect(c.entity) for c in every if kind_of(c.entity) == "leak_detector"}
         own = [c for c in every if c.entity == case.incident.cause]
         leaks = bool(own) and min(own, key=lambda c: c.began).detector == _LEAK  # a pump that fails first is no leak
-        return wet.pop() if leaks and len(wet) == 1 and kind_of(min(wet)) == "rack" else None
+        rack = wet.pop() if leaks and len(wet) == 1 and kind_of(min(wet)) == "rack" else None
+        return None if rack is None else (rack, f"its leak detector names {rack}")
 
-    def _is_same_leak(self, case: Case, detector: str, entity: str) -> bool:
-        """Returns whether a rope is wet below a loop that leaks, or the loop above a wet rope loses coolant."""
-        every, chain = case.conditions.values(), self.list_suspects(case.incident.cause)
-        if detector == _LEAK and any(c.detector == _LEAK for c in every) and kind_of(case.incident.cause) == "cdu":
-            return case.incident.cause in self.list_suspects(entity)
-        wet = any(kind_of(c.entity) == "leak_detector" for c in every)
-        return wet and detector_family(detector) == "coolant" and entity in chain
+    def is_same_leak(self, case: Case, detector: str, entity: str) -> bool:
+        """Returns whether a rope is wet below a loop that leaks, or the loop above a wet rope loses coolant.
+
+        A rope of which no loop is known belongs to the loop that loses coolant while it is wet: a rack leaks once in 50
+        years (as in FACTOR_KINDS), so that two leaks within hours are no coincidence."""
+        if detector_family(detector) != "coolant":
+            return False
+        every, cause = case.conditions.values(), case.incident.cause
+        if kind_of(entity) == "leak_detector":
+            loses = kind_of(cause) in _LOOPS and any(c.detector == _LEAK for c in every)
+            return loses and (cause in self.list_suspects(entity) or not self._loops_above(entity))
+        ropes = {c.entity for c in every if kind_of(c.entity) == "leak_detector"}
+        loses = detector == _LEAK and kind_of(entity) in _LOOPS
+        loses &= {c.entity for c in every if kind_of(c.entity) in _LOOPS} <= {entity}
+        return any(entity in self.list_suspects(e) or (loses and not self._loops_above(e)) for e in ropes)
+
+    def _loops_above(self, entity: str) -> list[str]:
+        return [e for e in (*self.list_suspects(entity), *self.topology.ancestors(entity)) if kind_of(e) in _LOOPS]
 
     def _find_begin(self, case: Case) -> int:
         """Returns when the fault of its cause began: by findings about the cause, else the first quarter of the others,
@@ -235,7 +252,7 @@ class CauseRules:
         cause, family = case.incident.cause, detector_family(symptom.detector)
         if case.is_generic and symptom.detector not in GENERIC_DETECTORS:
             return False
-        if cause == self.find_suspect(symptom.entity) or self._is_same_leak(case, symptom.detector, symptom.entity):
+        if cause == self.find_suspect(symptom.entity) or self.is_same_leak(case, symptom.detector, symptom.entity):
             return True
         if began < case.incident.onset - ABSORB_WINDOW or (family in _NEVER_SYMPTOMS and not self._is_inferred(case)):
             return False

@@ -258,8 +258,8 @@ class Desk:
         found = [
             case
             for case in self._cases.values()
-            if case.incident.cause in near
-            and case.is_open
+            if case.is_open
+            and (case.incident.cause in near or self._causes.is_same_leak(case, finding.detector, finding.entity))
             and (case.incident.cause == chain[0] or self._causes.can_absorb_at(case, self.time))
             and self._causes.can_absorb(case, finding, severity, finding.onset)
         ]
@@ -333,8 +333,8 @@ class Desk:
             self._new_keys.setdefault(case.incident.id, []).append(finding.key)
             if before.severity == "watch" and finding.level != "suspect":
                 self._take_over_cause(case, finding)
-            if (rack := self._causes.localize(case)) is not None and self._find_open_by_cause(rack) is None:
-                case.incident.cause, case.reason = rack, f"its leak detector names {rack}"
+            if (leaks := self._causes.locate_leak(case)) is not None and self._find_open_by_cause(leaks[0]) is None:
+                case.incident.cause, case.reason = leaks
             case.refresh_incident(self._causes, self._before[case.incident.id], self.time)
             self._retitled.discard(case.incident.id)
         elif case.refresh_title():

@@ -121,6 +121,34 @@ def test_the_leak_detector_of_a_rack_tells_which_part_of_the_loop_leaks() -> Non
     assert case.causes() == {"rack:r1"}, "the loop loses what the rack leaks"
 
 
+@pytest.mark.parametrize("rope_first", [True, False])
+@pytest.mark.parametrize(
+    ("where", "cause"),
+    [(("cdu:c0",), "cdu:c0"), (("node:n3",), "cdu:c0"), (("rack:r1",), "rack:r1"), ((), "cdu:c0"), (None, "cdu:c0")],
+    ids=["coolant unit", "tray of a node", "rack", "no known place", "not in the inventory"],
+)
+def test_a_leak_that_its_rope_and_its_reservoir_show_an_hour_apart_is_one_page(
+    where: tuple[str, ...] | None, cause: str, rope_first: bool
+) -> None:
+    case = site(Topology(dict(hall().parents) | ({} if where is None else {"leak_detector:x": where})))
+    began = case.time
+    rope = found("leak_detector:x", "coolant_leak", onset=began, evidence={"holds": True})
+    loss = found("cdu:c0", "coolant_leak", onset=began)
+    first, second = (rope, loss) if rope_first else (loss, rope)
+    for minute in range(90):
+        case.report_findings(first, *([second] if minute >= 60 else []), seconds=60)
+    assert case.causes() == {cause}
+    case.report_findings(found("cdu:c2", "coolant_leak", onset=case.time))
+    assert case.causes() == {cause, "cdu:c2"}, "another loop has a leak of its own"
+
+
+def test_a_rope_of_another_loop_is_another_leak() -> None:
+    case = site(Topology(dict(hall().parents) | {"leak_detector:x": ("cdu:c1",)}))
+    case.report_findings(found("cdu:c0", "coolant_leak"))
+    case.report_findings(found("leak_detector:x", "coolant_leak", evidence={"holds": True}))
+    assert case.causes() == {"cdu:c0", "leak_detector:x"}
+
+
 @pytest.mark.parametrize(
     ("parents", "suspect"),
     [
