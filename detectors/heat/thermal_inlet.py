@@ -17,7 +17,7 @@ from detectors.base.state import State
 from detectors.base.statistics import group_quantiles
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import per_device_topology, pop_members_mask
-from detectors.heat.inlet_sensors import InletIndex, Inlets
+from detectors.heat.inlet_sensors import CHASSIS_AIR, FRESH, AirPlaces, InletIndex, Inlets
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -26,8 +26,6 @@ _MOST = 0.6  # share of a rack's inlets, and of a row's racks, with one cause; c
 _COOLEST = 0.25  # quantile of the racks' departures that is the weather: a row may be most of a hall; chosen
 _MEAN_S = 1800.0  # s of the mean that a hall as a whole is compared with; chosen
 _WEATHER_K = 2.75  # K above that mean: outdoor air moves by 3 K an hour and is 1.5 above it; ASHRAE TC 9.9 allows 20
-_FRESH = 180 * SECOND
-"""us for which a reading counts beside those of others: three of a minute each, as BMCs are read in turn. Chosen."""
 _UNITS = ("row", "hall", "facility")  # what racks with warm air share
 
 
@@ -49,7 +47,7 @@ class NewestDepartures(State):
         np.copyto(self.effect[:n], step.effect, where=known)
         self.read_at[:n][known] = time
         np.minimum(self.read_at, time, out=self.read_at)  # the clock may have been set back
-        self.judged = gate & (self.read_at[:n] > 0) & (time - self.read_at[:n] <= _FRESH)
+        self.judged = gate & (self.read_at[:n] > 0) & (time - self.read_at[:n] <= FRESH)
 
 
 @dataclass
@@ -64,6 +62,8 @@ class ThermalInlet(Detector):
     here. Where three in four racks warm together, as in a hall of one row, all are reported once they are 2.75 K above
     the mean of half an hour: outdoor air does not move as fast.
 
+    The intake air of a chassis, as Redfish reports it, counts where neither chassis nor node has a sensor of it.
+
     Source: 3 K are what ASHRAE's classes leave between recommended (27 Cel) and usual supply air (24); delta leaves
     half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it needs to.
     """
@@ -71,7 +71,8 @@ class ThermalInlet(Detector):
     name: ClassVar[str] = "thermal_inlet"
     family: ClassVar[str] = "thermal"
     device_class: ClassVar[str] = "sensor"
-    needs: ClassVar[tuple[str, ...]] = ("sensor.temperature",)
+    needs: ClassVar[tuple[str, ...]] = ()
+    any_of: ClassVar[tuple[str, ...]] = ("sensor.temperature", CHASSIS_AIR)
     wants: ClassVar[tuple[str, ...]] = ("sensor.fan_speed", "event:maintenance_start", "event:maintenance_end")
     cannot_see: ClassVar[str] = (
         "Inlets whose sensor is not named inlet, intake or ambient; a hall that warms as slowly as the weather; and "
@@ -91,6 +92,7 @@ class ThermalInlet(Detector):
     speeds: Streams = part(lambda: Streams(Channel(floor=0.05, delta=0.2, phi=0.9)))
     air: NewestDepartures = part(NewestDepartures)
     blowers: NewestDepartures = part(NewestDepartures)
+    places: AirPlaces = part(AirPlaces)
     hour: Floats = memory(np.nan)
     above: Floats = memory(np.nan)
     last: int = notes(int)
@@ -108,7 +110,7 @@ class ThermalInlet(Detector):
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Returns findings on racks, rows and halls with warm air at their inlets."""
         self.gates.update(frames)
-        frame = frames.get("sensor")
+        frame = self.places.join(frames, len(self.hour))
         if frame is None or not len(frame.entities):
             return []
         inlets, own = self._index.find(frame), self._own_past(frame)

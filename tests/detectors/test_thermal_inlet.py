@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from detectors.heat.thermal_inlet import ThermalInlet
-from pipeline.model.records import SECOND
-from tests.detectors.cases.thermal_inlet import CASE, NODES, PER_RACK, air, topology
+from pipeline.model.records import SECOND, Frame
+from tests.detectors.cases.thermal_inlet import CASE, NODES, PER_RACK, SENSORS, air, topology
 
 RACK = np.arange(NODES) // PER_RACK
 
@@ -158,3 +160,60 @@ def test_a_rack_accepted_as_normal_is_learned_again():
             assert detector.conditions.keys() == {"rack:r2"}
             detector.accept_as_normal("rack:r2", {})
         assert tick <= 400 or found == []
+
+
+CHASSIS = tuple(f"chassis:b{n}.1" for n in range(NODES))
+
+
+def chassis_frames(tick, warmer, sensed, read=True):
+    """Frames with the intake air of chassis, by Redfish; `sensed`: nodes that have sensors of it too."""
+    graph = topology()
+    graph.merge({chassis: (f"node:n{n}",) for n, chassis in enumerate(CHASSIS)})
+    values = air(np.random.default_rng([tick, 2]), warmer, np.zeros(NODES))
+    inlets, absent = values["sensor"]["sensor.temperature"][0::2].copy(), np.repeat(~sensed, 2)
+    frames = CASE.frames_of(tick, values, [], graph) if sensed.any() else {}
+    if frames:
+        kept = tuple(e for e, gone in zip(SENSORS, absent, strict=True) if not gone)
+        columns = {name: column[~absent] for name, column in frames["sensor"].values.items()}
+        frames["sensor"] = replace(frames["sensor"], entities=kept, values=columns)
+    if read:
+        columns = {"power.inlet_temperature": inlets, "power.draw": np.full(NODES, 6e3)}
+        frames["power"] = Frame(CASE.time(tick), "power", CHASSIS, columns, graph)
+    return frames
+
+
+@pytest.mark.parametrize("sensed", [np.zeros(NODES, bool), np.arange(NODES) % 4 == 0], ids=["none", "some"])
+def test_intake_air_that_chassis_report_by_redfish_is_judged(sensed):
+    detector, found = ThermalInlet(), []
+    for tick in range(480):
+        found += detector.observe(chassis_frames(tick, grown(tick, RACK == 2, 8.0), sensed, tick % 3 == 2))
+    assert {f.entity for f in found} == {"rack:r2"}
+    assert found[-1].level == "ticket"
+    assert any(name.startswith("chassis:") for name in found[-1].evidence["inlets"])
+
+
+def test_a_second_thermometer_of_the_same_air_does_not_count():
+    detector, one = ThermalInlet(), np.arange(NODES) % PER_RACK < 2
+    for tick in range(480):
+        warmer = grown(tick, RACK == 2, 8.0) * one
+        frames = chassis_frames(tick, warmer, one)
+        kept = frames["power"].entities
+        hidden = np.where(one, frames["power"]["power.inlet_temperature"], np.nan)
+        frames["power"] = replace(frames["power"], entities=kept, values={"power.inlet_temperature": hidden})
+        assert detector.observe(frames) == []
+
+
+def test_what_was_learnt_of_sensors_stays_theirs_when_chassis_come_and_after_a_restart():
+    detector, sensed = ThermalInlet(), np.arange(NODES) % 2 == 0
+    found = []
+    for tick in range(480):
+        if tick in (200, 300):
+            restored = ThermalInlet()
+            restored.restore(detector.snapshot())
+            detector = restored
+        frames = chassis_frames(tick, grown(tick, RACK == 2, 8.0), sensed, tick > 150)
+        if tick % 2:
+            frames.pop("sensor")
+        found += detector.observe(frames) if frames else []
+    assert {f.entity for f in found} == {"rack:r2"}
+    assert found[-1].level == "ticket"
