@@ -27,7 +27,6 @@ from detectors.base.state import N, State, memory, notes
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Floats, Singles
 from detectors.base.topology_index import per_device_topology
-from detectors.heat.inlet_sensors import InletIndex
 from pipeline.model.compiling import compiled, inlined
 from pipeline.model.records import SECOND, Frame
 
@@ -405,31 +404,3 @@ class ThermalResistance(State):
         step = -np.expm1(-seconds / _COOLANT_S) * (middle - climate)
         climate[:] = np.where(np.isnan(middle), climate, np.where(np.isnan(climate), middle, climate + step))
         return np.asarray(measured | (groups >= 0))
-
-
-class CoolingReferences:
-    """Temperatures of what cools each GPU: the coolant of its loop, and the air at its node's inlet."""
-
-    def __init__(self) -> None:
-        self._inlets = InletIndex()
-
-    def read(self, frame: Frame, coolant: Frame | None, sensors: Frame | None) -> tuple[Floats, Floats]:
-        """Returns (N,) Cel of coolant and of air; NaN where it is not measured."""
-        supply, inlet = np.full((2, len(frame.entities)), np.nan)
-        if coolant is not None and len(coolant.entities):
-            supply = np.append(coolant["coolant.supply_temperature"], np.nan)[self._find_supplies(frame, coolant)]
-        if sensors is not None and len(sensors.entities):
-            inlet = np.append(sensors["sensor.temperature"], np.nan)[self._find_inlets(frame, sensors)]
-        return supply, inlet
-
-    @per_device_topology
-    def _find_inlets(self, frame: Frame, sensors: Frame) -> NDArray[np.int64]:
-        of_node, above = self._inlets.find(sensors).of_node, frame.topology.ancestor_of_kind
-        return np.array([of_node.get(above(e, "node") or "", [-1])[0] for e in frame.entities], np.int64)
-
-    @per_device_topology
-    def _find_supplies(self, frame: Frame, coolant: Frame) -> NDArray[np.int64]:
-        place = {e: i for i, e in enumerate(coolant.entities)}
-        above = frame.topology.ancestors
-        nearest = (next((place[a] for a in above(e) if a in place), -1) for e in frame.entities)
-        return np.fromiter(nearest, np.int64, len(frame.entities))

@@ -19,7 +19,8 @@ from detectors.base.statistics import grouped_median
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import per_device_topology, pop_members_mask
 from detectors.heat.drift import SURE, SlowTrends, trend_budget
-from detectors.heat.resistance import CoolingReferences, ResistanceSample, ThermalResistance
+from detectors.heat.references import CoolingReferences
+from detectors.heat.resistance import ResistanceSample, ThermalResistance
 from detectors.heat.throttling import FEWEST, MOST, HeatVerdict, ThermalThrottling, Times
 from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -35,9 +36,8 @@ _LATCHED = 3600 * SECOND  # us without a sample after which a condition starts o
 _RISES, _RISES_SURE = 16, 4.5
 """Minutes that must rise one after another for the time left to be told, and Mann-Kendall's z of it: a step of any size
 within them stays below 3."""
-_LEAST_NODES = (
-    3  # nodes of a loop from which their median shows what it does, and of a rack that it is named for; chosen
-)
+_LEAST_NODES = 3
+"""Nodes of a loop from which their median shows what it does, and of a rack that it is named for. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,7 @@ class Thermal(Detector):
     """Minutes; a page is harm now or within the hour."""
 
     resistance: ThermalResistance = part(ThermalResistance)
+    references: CoolingReferences = part(CoolingReferences, of="sensor")
     cores: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)))
     memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6, both=True)))
     nodes: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)), of="node")
@@ -174,7 +175,6 @@ class Thermal(Detector):
         repr=False,
     )
     _index: GpuNodes = field(default_factory=GpuNodes, init=False, repr=False)
-    _references: CoolingReferences = field(default_factory=CoolingReferences, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.cores.channel = self.nodes.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
@@ -191,7 +191,7 @@ class Thermal(Detector):
         in_maintenance = self.gates.maintenance_mask(frame)
         unsuspected = self._find_unsuspected(n, index)
         self._relearn_changed(frame, index, in_maintenance, unsuspected[2])
-        references = self._references.read(frame, frames.get("coolant"), frames.get("sensor"))
+        references = self.references.read(frame, frames.get("coolant"), frames.get("sensor"))
         groups = self._peers.groups(frame)
         sample = self.resistance.measure(frame, *references, unsuspected, groups)
         self.shifted[:n] = sample.shifted
