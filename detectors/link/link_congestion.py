@@ -54,7 +54,11 @@ _MIN_OTHERS = 3  # ports on other leaves from which the median of a job, or of a
 _MIN_PEERS = 4  # ports whose pauses are compared, from which their median is not that of one; chosen
 LEARN = 20  # minutes before a port is judged: the replay contract
 _GAIN, _GAIN_IN_EXCESS = 1 / 240, 1 / 2400
-"""Least learning rates: a memory of four hours, and of 40 while a port is in excess, so that no excess is for ever."""
+"""Least learning rates: a memory of four hours, and of 40 while a port is in excess, or as far below the rest of its
+job, which may be in excess itself, so that no excess is for ever."""
+_OWN_MOVE = 2.0
+"""Times its own move that the excess of a port counts at most: of two leaves of a job the one that moved more has
+departed. What is left is of the others, as where congestion that they had ends."""
 _RECENT = 1 / 5  # learning rate of the present traffic: five minutes
 _PAUSE_QUANTA = 65_535 * 512  # bits for which one frame pauses at most (IEEE 802.1Qbb, 802.3 annex 31B)
 _LEAST_PAUSED = 0.01  # share of the time below which pauses slow nothing that matters: a percent. Chosen
@@ -74,7 +78,8 @@ class PortTraffic(State):
     its pauses), and what differs from it belongs to the path of each port's traffic. A port is judged only beside as
     many others as it has learnt with: missing samples of others change no verdict.
 
-    normal: (K, N) usual level of each kind.  counts: (K, N) minutes learnt from.  alone: (K, N) learnt without others.
+    normal: (K, N) usual level of each kind, without what the job does.  past: (K, N) the same with it.
+    counts: (K, N) minutes learnt from.  alone: (K, N) learnt without others.
     odd:    (K, N) minutes in a row in which that was different.
     excess: (K, N) logarithm above its own normal in this minute; NaN: not judged.
     share:  (N,) of the line rate that it sends.  errors: (N,) errors in this minute.
@@ -85,6 +90,7 @@ class PortTraffic(State):
 
     readings: NewestReadings = part(NewestReadings, kept=True)
     normal: Floats = memory(0.0, shape=(len(_KINDS), N))
+    past: Floats = memory(np.nan, shape=(len(_KINDS), N))
     counts: Floats = memory(0.0, shape=(len(_KINDS), N))
     alone: Bools = memory(False, np.bool_, shape=(len(_KINDS), N))
     odd: Floats = memory(0.0, shape=(len(_KINDS), N))
@@ -148,10 +154,13 @@ class PortTraffic(State):
         self.alone[kind, :n] = np.where(changed, alone, self.alone[kind, :n])
         known &= alone == self.alone[kind, :n]
         departure = levels - np.where(alone, 0.0, common) - np.where(count > 0, normal, 0.0)
-        self.excess[kind, :n] = np.where(known & (count >= LEARN), departure, np.nan)
-        least = np.where((count < LEARN) | (departure < doubled / 2), _GAIN, _GAIN_IN_EXCESS)
+        past, first = self.past[kind, :n], (count == 0) | np.isnan(self.past[kind, :n])
+        own = np.where(first | (kind == _LESS), np.inf, _OWN_MOVE * np.maximum(levels - past, 0.0))  # loads swing more
+        self.excess[kind, :n] = np.where(known & (count >= LEARN), np.minimum(departure, own), np.nan)
+        least = np.where((count < LEARN) | (np.abs(departure) < doubled / 2), _GAIN, _GAIN_IN_EXCESS)
         gain = np.where(count < LEARN, 1 / (count + 1), least)
         np.copyto(normal, np.where(count > 0, normal, 0.0) + gain * departure, where=known)
+        np.copyto(past, np.where(first, levels, past + gain * (levels - past)), where=known)
         count += known
 
     def _update_load(self, now: Floats, troubled: Bools) -> None:

@@ -10,6 +10,7 @@ from pipeline.model.records import SECOND, Finding, Frame
 from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
 from tests.detectors.cases.link_congestion import CONGESTED, FAULT, LOAD, PORTS, RAILS, TICKS, counted, topology
+from tests.detectors.fabrics import Fabric
 
 
 def run_detector(
@@ -174,6 +175,20 @@ def test_congestion_that_ends_is_no_longer_reported() -> None:
     found = run_detector(eased)
     assert "ticket" in {f.level for f in found}
     assert max(f.time for f in found) <= START + (end * 10 + 120) * SECOND
+
+
+@pytest.mark.parametrize("roce", [False, True], ids=["InfiniBand", "Ethernet"])
+@pytest.mark.parametrize(("begin", "end"), [(0, 30), (30, 300)], ids=["since it started", "for hours"])
+def test_the_end_of_congestion_on_a_leaf_is_none_on_the_other_leaf_of_its_job(begin: int, end: int, roce: bool) -> None:
+    def congested(fabric: Fabric, tick: int, growth: dict[str, np.ndarray]) -> None:
+        if begin <= tick // 6 < end:
+            for name in ("nic.port_tx_wait", "nic.ecn_marked", "nic.cnp_handled"):
+                if name in growth:
+                    growth[name] = growth[name] * np.where(fabric.leaf == 0, 20.0, 1.0)
+
+    fabric, detector = Fabric(nodes=8, rails=False, roce=roce, jobs=[range(8)]), LinkCongestion()
+    found = [f for frames in fabric.frames((end + 30) * 6, congested) for f in detector.observe(frames)]
+    assert {f.entity for f in found} == ({"leaf:l0"} if begin else set())
 
 
 def test_two_congested_leaves_are_two_findings() -> None:
