@@ -32,8 +32,13 @@ MOST_COUNTED = 256
 share to 6 %, and keeps the sum over all factors below a tenth of a second."""
 _TOGETHER = "+"  # the group in which all families count that one fault of the kind shows together
 Floats = NDArray[np.float64]
+_SILENCE = "telemetry"
+_ONE_BY_ONE = frozenset({"node", "version", "change"})
+"""Factors whose members may fall silent one after another: parts of a node, and devices with a version."""
 Pair = tuple[str, str, str]
 """Factor, group of families, unit."""
+Affected = tuple[Pair, int, int, Case]
+"""A pair with the onset of the condition there and its first finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,7 @@ class Solver:
 
         only: the one factor to weigh, by all conditions instead of those that decide a case; family: of those.
         """
-        pairs = [p for case in cases for p in self._pairs_of_case(case, only, family)]
-        groups = _Groups.of(pairs)
+        groups = _Groups.of(_begun_together([p for case in cases for p in self._pairs_of_case(case, only, family)]))
         if groups is None:
             return []
         rates = [self._rate(group, units) for group, units in groups.units()]
@@ -106,18 +110,18 @@ class Solver:
             made.append(groups.make(g, int(since[g]), silent[g], found, found - float(odds[g] - safe[g])))
         return made
 
-    def _pairs_of_case(self, case: Case, only: str, family: str) -> Iterable[tuple[Pair, int, Case]]:
+    def _pairs_of_case(self, case: Case, only: str, family: str) -> Iterable[Affected]:
         """Returns the factors that explain all conditions that decide a case, with the units affected."""
         if only:
             conditions = [
                 c for c in case.conditions.values() if not c.intended and family in ("", detector_family(c.detector))
             ]
-            return [(p, c.began, case) for c in conditions for p in self._reach_of(c)[1] if p[0] == only]
+            return [(p, c.began, c.first, case) for c in conditions for p in self._reach_of(c)[1] if p[0] == only]
         conditions = [c for c in case.deciding_conditions() if not c.intended]
         known = [self._reach_of(c) for c in conditions]
         common = frozenset.intersection(*(factors for factors, _ in known)) if known else frozenset[str]()
         reached = zip(conditions, (pairs for _, pairs in known), strict=True)
-        return [(p, c.began, case) for c, pairs in reached for p in pairs if p[0] in common]
+        return [(p, c.began, c.first, case) for c, pairs in reached for p in pairs if p[0] in common]
 
     def factors_over(self, entity: str) -> tuple[str, ...]:
         """Returns all factors whose fault may reach an entity."""
@@ -204,13 +208,13 @@ class _Groups:
     cases: dict[tuple[int, int], list[Case]]
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Pair, int, Case]]) -> _Groups | None:
+    def of(cls, pairs: Sequence[Affected]) -> _Groups | None:
         """Returns the groups with at least two units; None if there is none."""
         keys: dict[tuple[str, str], int] = {}
         units: dict[str, int] = {}
-        group = np.array([keys.setdefault((p[0], p[1]), len(keys)) for p, _, _ in pairs], np.int64)
-        unit = np.array([units.setdefault(p[2], len(units)) for p, _, _ in pairs], np.int64)
-        began = np.array([at for _, at, _ in pairs], np.int64)
+        group = np.array([keys.setdefault((p[0], p[1]), len(keys)) for p, *_ in pairs], np.int64)
+        unit = np.array([units.setdefault(p[2], len(units)) for p, *_ in pairs], np.int64)
+        began = np.array([at for _, at, *_ in pairs], np.int64)
         order = np.lexsort((began, unit, group))
         group, unit, began = group[order], unit[order], began[order]
         new = np.ones(len(group), bool)
@@ -226,7 +230,7 @@ class _Groups:
         cases: dict[tuple[int, int], list[Case]] = {}
         for g, u, place in zip(rank[group].tolist(), unit.tolist(), order.tolist(), strict=True):
             if g >= 0:
-                cases.setdefault((g, u), []).append(pairs[place][2])
+                cases.setdefault((g, u), []).append(pairs[place][3])
         chosen = new & (rank[group] >= 0)
         group, unit, began = rank[group[chosen]], unit[chosen], began[chosen]
         order = np.lexsort((unit, began, group))
@@ -270,6 +274,26 @@ class _Groups:
         units = tuple(sorted(self.unit_names[u] for u in inside))
         span = int(self.began[high - 1]) - since
         return SharedCause(self.keys[g][0], cases, units, high - low + int(silent), span, odds, safe)
+
+
+def _begun_together(pairs: list[Affected]) -> list[Affected]:
+    """Returns the pairs without silences that began apart from most others below the same place.
+
+    A place without power or network silences its members at one moment. Those that fall silent one after another, each
+    after the one before was reported, are worked on in turn: updates of BMCs, restarts of agents, reboots.
+    """
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for (factor, family, _), began, first, _ in pairs:
+        if family == _SILENCE and kind_of(factor) not in _ONE_BY_ONE:
+            spans.setdefault(factor, []).append((began, first))
+    moments = {factor: _fullest_moment(found) for factor, found in spans.items()}
+    return [p for p in pairs if p[0][1] != _SILENCE or p[1] <= moments.get(p[0][0], p[1]) <= max(p[1], p[2])]
+
+
+def _fullest_moment(spans: Sequence[tuple[int, int]]) -> int:
+    """Returns the first moment at which most of the spans (begin, end) have begun and not ended."""
+    begins, ends = np.sort(np.array(spans, np.int64), axis=0).T
+    return int(begins[np.argmax(np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins))])
 
 
 @dataclass(slots=True)
