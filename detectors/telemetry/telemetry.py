@@ -23,6 +23,7 @@ from detectors.base.power_feeds import PowerFeeds
 from detectors.base.state import State
 from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.host_facts import HostFacts
+from detectors.telemetry.rolling_work import RollingWork
 from detectors.telemetry.silence import Bools, LastSamples, shared_ancestors
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.silent_nodes import SETTLES, Context, Gaps, Silence, SilentNodes
@@ -267,7 +268,9 @@ class Telemetry(Detector):
     Announced maintenance, reboots that an XID required and ranks whose job ended do not count as silence. Messages that
     an agent lost are a ticket. A gap in all data of a node and its GPUs that was no ticket as a silence is a suspect
     once it is over, since agents are restarted and nodes rebooted, and a ticket if neither happened, if it is too long
-    for the start of an agent, or if it comes a third time.
+    for the start of an agent, or if it comes a third time. Nodes that fall silent one after another, and come back
+    while no job stopped, are rolling work: from the third on one ticket of the site, and each node a suspect for twice
+    the longest of these silences. What would page still does.
 
     Source: NVIDIA's catalogue of XIDs for what requires a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
@@ -320,6 +323,7 @@ class Telemetry(Detector):
     feeds: PowerFeeds = part(PowerFeeds, kept=True)
     losses: Losses = part(Losses, kept=True)
     gaps: Gaps = part(Gaps, kept=True)
+    rolling: RollingWork = part(RollingWork, kept=True)
     unread: dict[str, int] = notes()  # BMC that does not respond -> newest time (us) that its agent reported that
     nodes: SilentNodes = part(SilentNodes)
     devices: SilentDevices = part(SilentDevices)
@@ -357,9 +361,10 @@ class Telemetry(Detector):
         settings = self.seconds, self.node_seconds, self.dead_seconds
         unread = self._unread(frames, time)
         context = Context(*parts, topology, time, *settings, frame_s, frames.get("nic"), unread)
-        yield from self.nodes.find_silences(context)
+        nodes = [*self.nodes.find_silences(context)]
+        gaps = [*self.gaps.find_gaps(context, frames, self.nodes.returned)]
+        yield from self.rolling.fold([*nodes, *gaps], context)
         yield from self.devices.find_silences(context)
-        yield from self.gaps.find_gaps(context, frames, self.nodes.returned)
 
     def _unread(self, frames: Mapping[str, Frame], time: int) -> frozenset[str]:
         """Returns what the BMCs that do not respond belong to: `telemetry_blind` reports those."""

@@ -47,8 +47,8 @@ PAIR_WINDOW = 120 * SECOND
 """Findings further apart than this do not corroborate each other; equal to the time to refine a cause. Chosen."""
 GENERIC_DETECTORS = frozenset({"anomaly"})
 """Detectors that report a change without its meaning: they neither corroborate nor explain other findings."""
-_INTENDED = "power_cap"
-"""Evidence of a slow device whose power a person limited: caps of many are one decision, so they prove no fault."""
+_INTENDED = frozenset({"power_cap", "rolling_work"})
+"""Evidence of what people did: a limit of power, caps of many are one decision; work on nodes. It proves no fault."""
 _SEVERITY_OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
 
 
@@ -113,7 +113,7 @@ class Condition:
         """Adds a finding. Returns whether the onset is a new one or the level rose."""
         new = self.onset != finding.onset
         rises = LEVELS.index(finding.level) > LEVELS.index(self.level)
-        self.summary, self.intended = finding.summary, _INTENDED in finding.evidence
+        self.summary, self.intended = finding.summary, not _INTENDED.isdisjoint(finding.evidence)
         if rises or new or (self.level == finding.level and finding.score >= self.score):
             self.score, self.signals = finding.score, finding.signals
         if rises:
@@ -205,7 +205,7 @@ class Case:
         self.quiet_from = time
         known = self.conditions.get(key)
         if known is None:
-            f, intended = finding, _INTENDED in finding.evidence
+            f, intended = finding, not _INTENDED.isdisjoint(finding.evidence)
             self.conditions[key] = Condition(
                 *(f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals, intended)
             )

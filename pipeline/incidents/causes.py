@@ -280,13 +280,14 @@ class CauseRules:
     def site_covers_nodes(self, case: Case, time: int) -> bool:
         """Returns whether silent nodes belong to the silent site: until REFINE_WINDOW after the site returned."""
         known = case.conditions.get((SITE_SILENCE, case.incident.cause))
-        if known is None:  # a part of a site: reported by the detector of silent nodes
-            return True
+        if known is None:  # a part of a site: reported by the detector of silent nodes, as is work on nodes in turn
+            own = case.conditions.get((NODE_SILENCE, case.incident.cause))
+            return own is None or not own.intended
         return (SITE_SILENCE, case.incident.cause) in case.held or time - known.last <= REFINE_WINDOW
 
     def outlasts_site(self, case: Case, finding: Finding, time: int) -> bool:
         """Returns whether a node is still silent after its site returned, so that it has its own problem."""
-        of_site = kind_of(case.incident.cause) == "site"
+        of_site = kind_of(case.incident.cause) == "site" and finding.entity != case.incident.cause
         return finding.detector == NODE_SILENCE and of_site and not self.site_covers_nodes(case, time)
 
     def count_new(self, cases: Iterable[Case], time: int) -> None:

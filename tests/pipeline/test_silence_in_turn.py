@@ -46,3 +46,12 @@ def test_bmcs_and_nodes_of_a_rack_that_are_updated_one_after_another_blame_no_pl
 def test_bmcs_and_nodes_of_a_rack_that_fall_silent_together_blame_the_rack(detector: str, entity: str) -> None:
     case = silences(detector, entity, 5)
     assert {(i.cause, i.severity) for i in case.desk.incidents.values() if not i.resolved} == {("rack:r0", "ticket")}
+
+
+def test_rolling_work_takes_in_no_node_that_dies_meanwhile() -> None:
+    case = Case(racks())
+    work = found("site:all", "telemetry", "ticket", evidence={"rolling_work": 8})
+    for minute in range(10):
+        dead = [found("node:n9", "telemetry", "page", onset=case.time)] if minute == 5 else []
+        case.report_findings(work, *dead, seconds=60)
+    assert {i.cause: i.severity for i in case.desk.incidents.values()} == {"site:all": "ticket", "node:n9": "page"}
