@@ -157,7 +157,7 @@ class Trial:
     def save(self, path: Path) -> None:
         """Writes a checkpoint, whole or not at all; only between two chunks."""
         state = {name: value for name, value in vars(self).items() if name != "simulator"}
-        partial = path.with_name(f"{path.name}.partial")
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         partial.write_bytes(pickle.dumps((self.simulator.snapshot(), state)))
         os.replace(partial, path)
 

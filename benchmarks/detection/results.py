@@ -33,12 +33,13 @@ def key_of(scenario: Scenario, seed: int, code: str) -> str:
     return hashlib.sha256(f"{scenario!r}\0{world}\0{seed}\0{code}".encode()).hexdigest()[:16]
 
 
-def result_of(judged: Judged, key: str) -> Result:
-    """Returns a run as plain data, with the part of the topology that it names."""
+def result_of(judged: Judged, key: str, code: str = "") -> Result:
+    """Returns a run as plain data, with the part of the topology that it names. code: fingerprint of what judged it."""
     simulator = judged.simulator
     end = judged.node_days / simulator.scenario.fleet.nodes * 86_400
     result = {
         "key": key,
+        "code": code,
         "node_days": judged.node_days,
         "samples": judged.samples,
         "seconds": judged.seconds,
@@ -109,7 +110,7 @@ def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
 
 def write(path: Path, result: Result) -> None:
     """Writes a file atomically."""
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # a worker may outlive the suite that was killed
     partial.write_bytes(gzip.compress(json.dumps(result).encode(), 6, mtime=0))
     os.replace(partial, path)
 

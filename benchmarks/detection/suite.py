@@ -4,7 +4,10 @@
         [--results DIR] [--code FINGERPRINT] [--page FILE]
 
 One result file per run and seed; a run that is under way leaves a checkpoint every CHECKPOINT_H of simulated time.
-Finished runs are not repeated, unless code or scenario changed. Then the page is written from the results.
+Finished runs are not repeated, unless code or scenario changed: results name the code, and those of other code do not
+count. So a certification can be made in parts, on several machines one after another: commit the results (*.json.gz)
+of each part, check out the same code elsewhere, start it again with that folder. `--hours 0` says what is missing.
+The page is written from the results once all runs are finished; with --page at any time.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -34,6 +38,7 @@ class Segment:
     seed: int
     folder: Path
     key: str
+    code: str = ""
 
     @property
     def name(self) -> str:
@@ -52,13 +57,28 @@ class Segment:
         found = results.read(self.file)
         return found if found is not None and found["key"] == self.key else None
 
+    def other_code(self) -> str | None:
+        """Returns the code of an earlier result that does not count; empty if it is not known, None without one."""
+        found = results.read(self.file)
+        return found.get("code", "") if found is not None and found["key"] != self.key else None
+
 
 def segments(scale: str, folder: Path, code: str, first: int = FIRST_REPORTED) -> list[Segment]:
     """Returns all runs of a scale.
 
     code: fingerprint of what judges; first: the first reporting world, of a former certification.
     """
-    return [Segment(r, seed, folder, results.key_of(r.scenario(), seed, code)) for r, seed in planned(scale, first)]
+    runs = planned(scale, first)
+    return [Segment(run, seed, folder, results.key_of(run.scenario(), seed, code), code) for run, seed in runs]
+
+
+def describe_missing(every: Sequence[Segment], missing: Sequence[Segment]) -> str:
+    """Returns how many runs are missing, and of which other code there are results, which are replaced."""
+    others = Counter(code for segment in missing if (code := segment.other_code()) is not None)
+    said = ", ".join(f"{count} of {code or 'unknown code'}" for code, count in sorted(others.items()))
+    days = sum(segment.run.node_days for segment in missing)
+    text = f"{len(missing)} of {len(every)} runs are missing, {days:.0f} node-days"
+    return f"{text}; results of other code do not count: {said}" if said else text
 
 
 def work(segment: Segment, until: float) -> bool:
@@ -71,7 +91,7 @@ def work(segment: Segment, until: float) -> bool:
     )
     if judged is None:
         return False
-    results.write(segment.file, results.result_of(judged, segment.key))
+    results.write(segment.file, results.result_of(judged, segment.key, segment.code))
     return True
 
 
@@ -131,27 +151,31 @@ def main() -> int:
     parser.add_argument(
         "--first-world", type=int, default=FIRST_REPORTED, help="of a former certification, to write its page"
     )
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "detection.md")
+    parser.add_argument("--page", type=Path, help="file of the page (docs/detection.md, once all runs are finished)")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     now = fingerprint()
     code = options.code or now
     every = segments(options.scale, options.results, code, options.first_world)
-    todo = [s for s in every if s.result() is None and code == now]
+    missing = [s for s in every if s.result() is None]
     print_progress(f"code {now}" + (f"; results of {code} count" if options.code else ""))
-    print_progress(f"{len(every) - len(todo)} of {len(every)} runs are finished, or need other code")
-    run(todo, options.processes, time.time() + options.hours * 3600)
+    print_progress(describe_missing(every, missing))
+    run(missing if code == now else [], options.processes, time.time() + options.hours * 3600)
     found = [(s.run, s.seed, result) for s in every if (result := s.result()) is not None]
     if not found:
         print_progress(f"no run is finished in {options.hours:g} h: increase --hours; started runs continue next time")
         return 1
     print_progress(describe_rates([result for _, _, result in found]))
+    if len(found) < len(every) and options.page is None:
+        print_progress(f"{len(found)} of {len(every)} runs: no page is written without --page FILE")
+        return 0
     from benchmarks.detection import ablations  # here, as the page: those who only judge need neither
     from benchmarks.detection.page import Beside, page
 
     beside = Beside(trials.read(options.results, code), ablations.read(options.results, code))
-    options.page.write_text(page(options.scale, code, found, len(every), beside))
-    print_progress(f"{options.page}: {len(found)} of {len(every)} runs")
+    file = options.page or ROOT / "docs" / "detection.md"
+    file.write_text(page(options.scale, code, found, len(every), beside))
+    print_progress(f"{file}: {len(found)} of {len(every)} runs")
     return 0
 
 

@@ -79,6 +79,18 @@ def test_each_finished_run_is_logged_with_its_rate_and_the_remaining_time(tmp_pa
     assert line.endswith("0 of 0 node-days, about 0 min left")
 
 
+def test_results_of_other_code_are_named_and_do_not_count(tmp_path):
+    every = [Segment(TINY[0], seed, tmp_path, f"key{seed}", "now") for seed in (1,)]
+    assert suite.describe_missing(every, every).startswith("1 of 1 runs are missing")
+    said = {"key": "of another", "code": "d1932239", "findings": [], "incidents": [], "truth": [], "placed": []}
+    results.write(every[0].file, said)
+    assert every[0].result() is None
+    assert suite.describe_missing(every, every).endswith("do not count: 1 of d1932239")
+    results.write(every[0].file, {k: v for k, v in said.items() if k != "code"})
+    assert suite.describe_missing(every, every).endswith("do not count: 1 of unknown code")
+    assert [p.name for p in tmp_path.iterdir()] == [every[0].file.name]
+
+
 def test_the_fingerprint_covers_the_code_that_affects_findings_and_no_word_about_it(tmp_path):
     sources = {
         "benchmarks/detection/judge.py": "from detectors import link\nfrom pipeline.model import used\n",
