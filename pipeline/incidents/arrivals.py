@@ -146,7 +146,7 @@ class RunningDesk(Desk):
         suspects and does not belong to the split-off; else the suspect of the worst finding that stays."""
         cause, every = case.incident.cause, case.conditions.values()
         suspects = {self._causes.find_suspect(c.entity) for c in every}
-        explains = all(self._causes.explains(cause, c.detector, c.entity) for c in every)
+        explains = all(self._causes.explains(cause, c.detector, c.entity, c.signals) for c in every)
         if cause in suspects or (explains and len(suspects) > 1 and cause != made.incident.cause):
             return
         worst = min(case.deciding_conditions(), key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity))

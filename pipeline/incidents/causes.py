@@ -8,9 +8,9 @@ it. It needs no finding: it becomes the suspect if one fault of it is more likel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.incidents.cases import (
     GENERIC_DETECTORS,
@@ -48,6 +48,14 @@ _INSTRUMENTS = "telemetry"  # family of suspects that corroborate none: wrong re
 _SLOW_NOTHING = frozenset({"memory"})  # corrected errors cost no time, and others end the job
 _SUPPLIES, _REASONS = frozenset({"rack", "row", "cdu", "pdu"}), "gpu.throttle_reasons"  # heat or lost power sets these
 _NETWORK = frozenset({"leaf", "rail"})
+_COLLECTIVES = _NETWORK | {"pod"}  # of which collectives become slow, and nothing else
+_COMPUTING = frozenset({"rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "node.cpu_pressure"})
+"""Signals of slowness in computing: no leaf, rail or pod lowers a clock or makes a kernel longer."""
+_WARM = frozenset(
+    {("sensor.temperature",), ("sensor.temperature", "sensor.fan_speed"), ("coolant.supply_temperature",)}
+)
+"""Signals of a cooling fault that only warms: what a GPU is hotter than its air or coolant then is its own fault."""
+_RESISTANCE = "thermal"  # judges each GPU against its air or coolant; throttling that warm air explains is a suspect
 _LOOPS = frozenset({"cdu", "loop"})
 _COOLING = _LOOPS | {"rack", "row"}
 COOLS_WITHIN = 300 * SECOND
@@ -84,6 +92,7 @@ class CauseRules:
     time: int = 0
     _long_over: dict[str, bool] = field(default_factory=dict)
     _few: dict[str, bool] = field(default_factory=dict)
+    _many: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = FactorIndex(self.topology)
@@ -97,8 +106,8 @@ class CauseRules:
     def start_instant(self, time: int, is_monitored: Callable[[str], bool] | None) -> None:
         """Sets the monitored entities, and adds the time since the last instant to the time observed."""
         self.time, self.solver.is_monitored = time, is_monitored
-        self._long_over.clear()
-        self._few.clear()
+        for known in (self._long_over, self._few, self._many):
+            known.clear()
         self.rates.advance(time)
 
     def find_suspect(self, entity: str) -> str:
@@ -118,8 +127,8 @@ class CauseRules:
         )
         return (*above, *sorted(self.index.reaching(entity)), *upward)
 
-    def explains(self, cause: str, detector: str, entity: str) -> bool:
-        """Returns whether a fault of `cause` can have this finding as a symptom."""
+    def explains(self, cause: str, detector: str, entity: str, signals: Collection[str] = ()) -> bool:
+        """Returns whether a fault of `cause` can have this finding as a symptom. signals: that show it."""
         family, chain = detector_family(detector), self.list_suspects(entity)
         if cause == chain[0]:
             return True
@@ -129,6 +138,8 @@ class CauseRules:
         if (known := FACTOR_KINDS.get(kind)) is None:
             return cause in chain and family == SYMPTOM_FAMILY
         if known.families is not None and family not in known.families:
+            return False
+        if kind in _COLLECTIVES and family == SYMPTOM_FAMILY and not _COMPUTING.isdisjoint(signals):
             return False
         if kind in WORK:
             return cause in self.index.works_of(entity)
@@ -201,16 +212,37 @@ class CauseRules:
         return self.solver.is_monitored is None or self.solver.is_monitored(entity)
 
     def outlasts(self, case: Case, finding: Finding, time: int) -> bool:
-        """Returns whether a finding about a member shows a problem of its own, since the cause is well again: a node
-        that is silent for longer than its site, or after cooling came back new heat, or heat that few keep."""
+        """Returns whether a finding about a member shows a problem of its own: a fault that the cause does not explain,
+        or one that goes on though the cause is well again: a node that is silent for longer than its site, or after
+        cooling came back new heat, or heat that few keep."""
         if self.outlasts_site(case, finding, time):
             return True
         family, adopted = detector_family(finding.detector), (finding.detector, finding.entity) in case.adopted
         if adopted or self.find_suspect(finding.entity) == case.incident.cause:
             return False
+        if self._has_own_fault(case, finding):
+            return True
         if case.has_condition(finding):
             return family in _HEAT and self._heat_of_few(case)
         return self._is_over(case, family, finding.onset)
+
+    def _has_own_fault(self, case: Case, symptom: Finding | Condition) -> bool:
+        """Returns whether a member shows what its cause cannot do: slow computing below a network, or a page about its
+        own cooling below air or coolant that is only warm, unless so many page that it is their common fault."""
+        cause, family = case.incident.cause, detector_family(symptom.detector)
+        if kind_of(cause) in _COLLECTIVES:
+            return family == SYMPTOM_FAMILY and not _COMPUTING.isdisjoint(symptom.signals)
+        if symptom.detector != _RESISTANCE or symptom.level != "page" or kind_of(cause) not in _COOLING:
+            return False
+        own = self._list_own(case)
+        if not own or not all(c.signals in _WARM for c in own):
+            return False
+        known = self._many.get(case.incident.id)
+        if known is None:
+            pages = {key: c for key, c in case.conditions.items() if c.level == "page"}
+            found = self.solver.weigh([replace(case, conditions=pages)], cause, family)
+            known = self._many[case.incident.id] = any(s.safe > self.solver.least_odds for s in found)
+        return not known
 
     def _is_long_over(self, case: Case) -> bool:
         """Returns whether cooling has been well for so long that heat and slowness of now are no symptoms."""
@@ -254,6 +286,8 @@ class CauseRules:
             return False
         if cause == self.find_suspect(symptom.entity) or self.is_same_leak(case, symptom.detector, symptom.entity):
             return True
+        if self._has_own_fault(case, symptom):
+            return False
         if began < case.incident.onset - ABSORB_WINDOW or (family in _NEVER_SYMPTOMS and not self._is_inferred(case)):
             return False
         late = kind_of(cause) in _SUPPLIES and began > self._find_begin(case) + ABSORB_WINDOW
@@ -267,7 +301,7 @@ class CauseRules:
             firm = case.is_firm and kind_of(cause) not in _SOFT
             if not (enough and (firm or self.has_enough_children(case, symptom.detector))):
                 return False
-        return self.explains(cause, symptom.detector, symptom.entity)
+        return self.explains(cause, symptom.detector, symptom.entity, symptom.signals)
 
     def can_absorb_at(self, case: Case, time: int) -> bool:
         """Returns whether new conditions may still be caused by the case: while shared plant fails, else for a time."""

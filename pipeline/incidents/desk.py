@@ -352,7 +352,7 @@ class Desk:
         if case.incident.cause == base or self._causes.has_enough_children(case, finding.detector):
             return
         case.incident.cause = base
-        self._drop_conditions(case, lambda c: not self._causes.explains(base, c.detector, c.entity))
+        self._drop_conditions(case, lambda c: not self._causes.explains(base, c.detector, c.entity, c.signals))
 
     def _drop_conditions(self, case: Case, leaves: Callable[[Condition], bool]) -> None:
         """Drops conditions that are not held; their next findings open their own incidents."""

@@ -13,7 +13,7 @@ explanations: SCORE (Kompella et al., NSDI 2005) and Flock (Harsh et al., CoNEXT
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,17 +71,19 @@ class SharedCause:
 class Solver:
     """Weighs the factors of an index.
 
-    explains:     whether a fault of a factor can have a finding (detector, entity) as a symptom.
+    explains:     whether a fault of a factor can have a finding (detector, entity, signals) as a symptom.
     rates:        how often a condition begins by chance.
     is_monitored: whether an entity sends telemetry itself; without it, all do.
     """
 
     index: FactorIndex
-    explains: Callable[[str, str, str], bool]
+    explains: Callable[[str, str, str, Collection[str]], bool]
     rates: BaseRates = field(default_factory=BaseRates)
     is_monitored: Callable[[str], bool] | None = None
     _generation: int = -1
-    _known: dict[tuple[str, str], tuple[frozenset[str], tuple[Pair, ...]]] = field(default_factory=dict)
+    _known: dict[tuple[str, str, tuple[str, ...]], tuple[frozenset[str], tuple[Pair, ...]]] = field(
+        default_factory=dict
+    )
 
     @property
     def least_odds(self) -> float:
@@ -130,14 +132,14 @@ class Solver:
         return tuple(f for f in (*over, *index.software_of(entity)) if kind_of(f) in FACTOR_KINDS)
 
     def _reach_of(self, condition: Condition) -> tuple[frozenset[str], tuple[Pair, ...]]:
-        """Returns the factors that explain a condition, and its pairs. Cached by detector and entity until the index
-        changes."""
+        """Returns the factors that explain a condition, and its pairs. Cached by detector, entity and signals until
+        the index changes."""
         if self._generation != self.index.generation:
             self._generation, self._known = self.index.generation, {}
-        detector, entity = key = condition.detector, condition.entity
+        detector, entity, signals = key = condition.detector, condition.entity, condition.signals
         if (known := self._known.get(key)) is None:
             family = detector_family(detector)
-            factors = frozenset(f for f in self.factors_over(entity) if self.explains(f, detector, entity))
+            factors = frozenset(f for f in self.factors_over(entity) if self.explains(f, detector, entity, signals))
             pairs = []
             for factor in sorted(factors):
                 if (unit := self.index.unit_of(factor, entity)) is not None:
