@@ -17,8 +17,8 @@ from detectors.base.calibration import Kinds
 from detectors.base.cohorts import Cohorts, SpanningCohorts
 from detectors.base.pressure import PRESSED, TIMES, Pressure
 from detectors.base.state import State, memory, part
-from detectors.base.statistics import count_near, median_of
-from detectors.base.streams import Bools, Channel, Floats, Step, Streams
+from detectors.base.statistics import count_near, grouped_median, median_of
+from detectors.base.streams import Bools, Channel, Floats, Singles, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons, reason_names, reason_title
 from detectors.straggler.gpu_placement import MOST_OF_COHORT, Placement
 from pipeline.model.records import SECOND, Frame
@@ -39,6 +39,7 @@ _FRESH = 60 * SECOND  # us for which a throttle bit explains slowness: six sampl
 AGO = 600 * SECOND
 """us within which GPUs change together: plates of a loop heat one by one, people set node after node, and single faults
 do not coincide so closely. Chosen."""
+_LATELY = 86_400 * SECOND  # us for which what is usual may be that of a cap: loads repeat within a day; chosen
 _HEAT_GAIN, _WARMER = 0.01, 5.0
 """Gain of the usual temperature, 17 min at 10 s; and K by which half of a loop's GPUs must be warmer: five steps of
 NVML's rounding. Chosen."""
@@ -150,8 +151,8 @@ class GpuReadings(State):
         capped_at[:] = np.where(capped >= _UNDER_CAP, gpus.time, np.minimum(capped_at, gpus.time))
         self.together = self._find_together(gpus)
 
-    def pop_recapped(self, column: NDArray[np.int64], groups: NDArray[np.int32], time: int) -> Slots:
-        """Returns the units whose power limit was changed with that of most of their group, each once.
+    def pop_recapped(self, column: NDArray[np.int64], groups: NDArray[np.int32], time: int) -> Bools:
+        """Returns (units,) those whose power limit was changed with that of most of their group, each once.
 
         Identical GPUs leak differently, so that a limit that is set for all costs each another clock: what was usual
         before says nothing. One of a few stands out, which is reported as a power cap. column: (units,) of their GPU.
@@ -164,7 +165,7 @@ class GpuReadings(State):
             if 2 * np.count_nonzero(changed & members) > np.count_nonzero(members):
                 found |= waits & members
         self.recapped[column[found]] = False
-        return np.flatnonzero(found)
+        return found
 
     def _find_together(self, gpus: Frame) -> Bools:
         """Returns (N,) GPUs that began to throttle with some on at least two other nodes of their loop, else rack, or
@@ -190,12 +191,16 @@ class GpuReadings(State):
         bits = has_reason(self.bits[:n], SETTINGS | THROTTLE) | (self.capped[:n] > _SOMETIMES)
         return self.known[:n] & ~(bits | self.together)
 
-    def _under_caps(self, mine: Slots | slice, time: int) -> Floats:
-        """Returns the share of its time that each of these GPUs spends under a power cap: 1 if one has just begun, as
-        the newest reading says, or just ended: steps of ten minutes outlive it."""
-        newest = has_reason(self.bits[mine], CAPPED) & self.known[mine]
-        ended = (self.capped_at[mine] > 0) & (time - self.capped_at[mine] <= AGO)
-        return np.asarray(np.maximum(self.capped[mine], newest | ended))
+    def discount_caps(self, effect: Floats | Singles, groups: NDArray[np.int32], time: int) -> Floats:
+        """Returns (N,) ln by which GPUs draw more than is usual beside their peers, without what a cap took before: one
+        with a lower limit than they have, or under a cap within a day, draws as much as they do once all wait. If it is
+        slow it draws more."""
+        n, limit, watts = len(effect), self.limit[: len(effect)], self.watts[: len(effect)]
+        lately = (self.capped_at[:n] > 0) & (time - self.capped_at[:n] <= _LATELY)
+        before = lately | (limit < _LESS * grouped_median(limit, groups)[0])
+        share = grouped_median(watts, groups)[0] / watts
+        above = np.where(share <= _LESS, -np.log(share), 0.0)
+        return np.where((effect > 0) & before, np.minimum(effect, above), effect)
 
     def _cap_differs(self, mine: Slots, peers: Slots) -> bool:
         """Returns whether a power cap slows these GPUs, which are under one, and not their peers or not as much.
@@ -212,12 +217,6 @@ class GpuReadings(State):
                 return now < _LESS * usual
         return True
 
-    def _lower_clock(self, mine: Slots, peers: Slots) -> float:
-        """Returns the share by which the clock of these GPUs is below that of their peers: as much as a cap costs at
-        most. 1 where it is not known."""
-        now, usual = (float(median_of(self.clock[each])[0]) for each in (mine, peers))
-        return float(np.clip(1 - now / usual, 0.0, 1.0)) if np.isfinite(now) and np.isfinite(usual) else 1.0
-
     def find_causes(
         self, units: Placement, slots: Slots, peers: Slots, column: NDArray[np.int64], clocks: ClockWatch, time: int
     ) -> list[Cause]:
@@ -226,18 +225,21 @@ class GpuReadings(State):
         slots, mine, others = slots[mine >= 0], mine[mine >= 0], others[others >= 0]
         if not len(mine):
             return []
-        throttled = np.abs(time - self.throttled_at[mine]) <= _FRESH
-        throttled &= self.throttled_at[mine] > 0
+        throttled = (np.abs(time - self.throttled_at[mine]) <= _FRESH) & (self.throttled_at[mine] > 0)
         found, clock = [], self._clock_causes(slots, mine, others, clocks)
+        # 1 if one has just begun, as the newest reading says, or just ended: steps of ten minutes outlive it
+        under, ended = has_reason(self.bits[mine], CAPPED), time - self.capped_at[mine] <= AGO
+        share = np.maximum(self.capped[mine], (under & self.known[mine]) | (ended & (self.capped_at[mine] > 0)))
         if 2 * np.count_nonzero(throttled) >= len(mine):
             bits = int(np.bitwise_or.reduce(self.bits[mine])) & THROTTLE or THROTTLE
             text = f"throttle bit of its GPU: {reason_names(bits)}"
             found.append(Cause("throttled", reason_title(bits), text, "gpu.throttle_reasons", True, bits))
-        elif np.median(self._under_caps(mine, time)) >= 0.5 and self._cap_differs(mine, others):
+        elif np.median(share) >= 0.5 and self._cap_differs(mine, others):
             text = "a power cap, which is policy"
             # medians of steps outlive a cap that has ended
-            holds = has_reason(self.bits[mine], CAPPED) & (self.capped[mine] >= _UNDER_CAP)
-            explains = round(self._lower_clock(mine, others), 4) if 2 * np.count_nonzero(holds) > len(mine) else 1.0
+            holds = 2 * np.count_nonzero(under & (self.capped[mine] >= _UNDER_CAP)) > len(mine)
+            lower = 1 - median_of(self.clock[mine])[0] / median_of(self.clock[others])[0]  # as much as it costs at most
+            explains = round(float(np.clip(lower, 0.0, 1.0)), 4) if holds and np.isfinite(lower) else 1.0
             return [Cause(POLICY, "power cap", text, "gpu.throttle_reasons", False, explains)]
         return [*found, *clock]
 

@@ -258,16 +258,13 @@ class JobThroughput(State):
         close_ended(self.conditions, holding)
         return found
 
-    def _loss(self, slot: int) -> float:
-        return -float(np.expm1(-self.pace.streams.cells[kernel.EFFECT, slot]))
-
     def _finding(
         self, time: int, job: str, slot: int, reason: JobReason, due: tuple[int, Level], detector: str
     ) -> Finding:
         now, usual = self.pace.values(slot)
         name, signal, unit = _SOURCES[int(self.pace.source[slot])]
         subject = "" if reason.entity == job else f"{entity_name(job)} "
-        effect = self._loss(slot)
+        effect = -float(np.expm1(-self.pace.streams.cells[kernel.EFFECT, slot]))
         return build_finding(
             *(detector, time, reason.entity, due),
             score=float(self.pace.streams.cells[kernel.UP, slot]),

@@ -186,7 +186,7 @@ class Straggler(Detector):
         self.slow.grow(len(slots))
         self._relearn(fresh)
         if self.readings.recapped.any():
-            self._relearn(self.readings.pop_recapped(slots.gpu_column, slots.team, frame.time))
+            self._relearn(np.flatnonzero(self.readings.pop_recapped(slots.gpu_column, slots.team, frame.time)))
         if changed := find_relearned(frames):
             self._relearn(np.flatnonzero(slots.mask(changed, frame)))
         self._accept(frame)

@@ -16,7 +16,7 @@ from detectors.base.gates import Gates, find_relearned
 from detectors.base.laggards import Laggards
 from detectors.base.port_rates import SENT
 from detectors.base.pressure import CPU, PRESSED, TIMES, Pressure
-from detectors.base.state import State
+from detectors.base.state import N
 from detectors.base.statistics import median_of
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import IDLE, THROTTLE, has_reason
@@ -56,18 +56,8 @@ _HOST = 0.75
 samples."""
 Steps: TypeAlias = tuple[Step, Step, Step]
 Departures: TypeAlias = tuple[Floats, NDArray[np.int64], Floats]
-_SIDES = ("clock", "busy", "waiting")
+_SIDES = 3
 """What GPUs show: a low clock; busier than their peers, which wait for them; less busy, as they wait for their host."""
-
-
-@dataclass
-class GpuSymptoms(State):
-    """(N,) by GPU. judged_at: last judged sample (us).
-    since: by number of _SIDES, since when it shows that (us), 0 not.
-    """
-
-    judged_at: NDArray[np.int64] = memory(0, np.int64)
-    since: NDArray[np.int64] = memory(0, np.int64, shape=(len(_SIDES), -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +65,8 @@ class Instant:
     """All GPUs at one instant. clock: the streams of clocks; activity: by number, of SM activity and power.
 
     on, effect: (sides, N) which show what, and by how much (ln).   counted: (N,) work, and may be judged.
-    fallen: ln by which a clock without peers is below its own past.   less: ln by which it is less active than its
-    whole cohort, ever since it works there.
+    fallen: ln by which a clock without peers is below its own past, or all of its product.   less: ln by which it is
+    less active than its whole cohort, ever since it works there.
     losses: (jobs + 1,) ln of the throughput that each job has lost, NaN unknown.
     """
 
@@ -111,7 +101,8 @@ class StragglerInferred(Detector):
     - A node less busy than its peers, with tasks that wait for processors, and a job that has lost 5 %: after three
       quarters of `hold`. Without a visible reason a ticket.
     - SM clock a tenth below its own past for `hold` s without any event reason, where its node is most of what it could
-      be compared with (jobs of one node, services): unless those of three nodes fell together, which people do.
+      be compared with (jobs of one node, services): unless those of three nodes fell together, which people do. Or
+      below 0.8 of all of its product ever since it works: after ten minutes of samples and `hold` s.
     - One GPU less active than its whole cohort ever since it works there, by 8 % and eight standard deviations: after
       ten minutes of samples and `hold` s. Where more than one in twenty are less active, that is the job's design.
 
@@ -162,12 +153,14 @@ class StragglerInferred(Detector):
     duty: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     draw: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
     laggards: Laggards = part(lambda: Laggards(HARM))
+    lowest: Laggards = part(lambda: Laggards(-float(np.log(SLOW_CLOCK))))
     placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
     pressure: Pressure = part(lambda: Pressure(CPU), of="node")
     jobs: JobThroughput = part(JobThroughput, of="job")
     readings: GpuReadings = part(GpuReadings, kept=True)
-    symptoms: GpuSymptoms = part(GpuSymptoms)
+    judged_at: NDArray[np.int64] = memory(0, np.int64)  # last judged sample (us)
+    since: NDArray[np.int64] = memory(0, np.int64, shape=(_SIDES, N))  # when it began to show each (us), 0 not
     active: Floats = memory(np.nan)  # newest SM activity, else tensor activity
     works: Bools = memory(False, np.bool_)  # whether it worked at its newest reading
     read_at: NDArray[np.int64] = memory(0, np.int64)  # when that was (us)
@@ -197,10 +190,10 @@ class StragglerInferred(Detector):
             return []
         n, time = len(frame.entities), frame.time
         self.grow(n)
-        self.symptoms.grow(n)
         if (mask := pop_members_mask(self.accepted, frame)) is not None:
             self._relearn(mask)
             self.laggards.accept(mask)
+            self.lowest.accept(mask)
         maintained = self._relearn_changed(frames, frame)
         self.placement.record_reporting(frame, frames.get("rank"))
         self.readings.update(frame)
@@ -223,13 +216,14 @@ class StragglerInferred(Detector):
         return [*found, *self._follow_jobs(frames, maintained, now)] if self.jobs.is_due(time) else found
 
     def _find_departures(self, frame: Frame, known: Bools, activity: Floats) -> Departures:
-        """Returns (N,) ln by which clocks without peers are below their own past, s for which they are, and ln by which
-        GPUs are less active than their cohort since they work there."""
-        placement = self.placement
-        gate = known & self.readings.unexplained(len(known)) & placement.crowded
-        clock, time = np.where(known, frame["gpu.sm_clock"], np.nan), frame.time
+        """Returns (N,) ln by which clocks without peers are below their own past, or all of their product, s for which
+        they are, and ln by which GPUs are less active than their cohort since they work there."""
+        placement, clock, time = self.placement, np.where(known, frame["gpu.sm_clock"], np.nan), frame.time
+        free, kinds = known & self.readings.unexplained(len(known)), self.kinds(frame)
         less = self.laggards.step(activity, placement.groups, time, known & placement.job_known)
-        return *self.own.step(clock, gate, placement.numbers["node"], time, self.kinds(frame)), less
+        low = self.lowest.step(clock, kinds[0], time, free)
+        fallen, held = self.own.step(clock, free & placement.crowded, placement.numbers["node"], time, kinds)
+        return np.where((fallen > 0) | ~placement.crowded, fallen, low), held, less
 
     def _read_activity(self, frame: Frame) -> tuple[Floats, Bools]:
         """Returns (N,) SM activity, else tensor activity, NaN where not measured; and which GPUs work."""
@@ -253,16 +247,16 @@ class StragglerInferred(Detector):
         """Learns GPUs again: other software, maintenance, or accepted as normal."""
         for piece in (self.clocks, self.own, self.duty, self.draw):
             piece.reset(mask)
-        self.symptoms.since[:, : len(mask)][:, mask] = 0
+        self.since[:, : len(mask)][:, mask] = 0
 
     def _clear_rested(self, time: int, gate: Bools) -> None:
         """Ends the conditions of GPUs that work again after a rest: they may have been repaired. Baselines stay."""
-        last = self.symptoms.judged_at[: len(gate)]
+        last = self.judged_at[: len(gate)]
         back = np.flatnonzero(gate & (last > 0) & (time - last > _STALE))
         if len(back):
             for streams in (self.clocks.streams, self.own.streams, self.duty, self.draw):
                 streams.clear_conditions(back)
-            self.symptoms.since[:, back], self.clocks.below[back] = 0, 0.0
+            self.since[:, back], self.clocks.below[back] = 0, 0.0
 
     def _relearn_changed(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Learns GPUs again with other peers, other software, or after maintenance; returns (N,) those in
@@ -270,13 +264,11 @@ class StragglerInferred(Detector):
         if (regrouped := self.placement.update_topology(frame, self.kinds(frame)[0])) is not None and regrouped.any():
             for piece in (self.duty, self.draw, self.laggards):
                 piece.reset(regrouped)
-            self.symptoms.since[1:, : len(regrouped)][:, regrouped] = 0
+            self.since[1:, : len(regrouped)][:, regrouped] = 0
         if updated := find_relearned(frames):
             self._relearn(members_mask(updated, frame))
         if self.readings.recapped.any():
-            mask, groups = np.zeros(len(frame.entities), bool), self.placement.groups
-            mask[self.readings.pop_recapped(np.arange(len(mask)), groups, frame.time)] = True
-            self._relearn(mask)
+            self._relearn(self.readings.pop_recapped(np.arange(len(frame.entities)), self.placement.groups, frame.time))
         return self.gates.maintenance_mask(frame)
 
     def _find_symptoms(
@@ -284,9 +276,9 @@ class StragglerInferred(Detector):
     ) -> Instant:
         """Returns what each GPU shows. known: (N,) judged now.   steps: of clock, activity and power."""
         (step, duty, draw), (fallen, fallen_for, less) = steps, departures
-        n, time, history, readings = len(known), frames["gpu"].time, self.symptoms, self.readings
-        history.judged_at[:n][known] = time
-        fresh = (np.abs(time - history.judged_at[:n]) <= _STALE) & (self.clocks.streams.counts[:n] > LEARN)
+        n, time, readings = len(known), frames["gpu"].time, self.readings
+        self.judged_at[:n][known] = time
+        fresh = (np.abs(time - self.judged_at[:n]) <= _STALE) & (self.clocks.streams.counts[:n] > LEARN)
         past = fallen > 0
         counted = fresh & ~(maintained | readings.together) & (past | ~self.placement.reports_compute_time(time))
         bits = known & has_reason(readings.bits[:n], THROTTLE) & readings.known[:n]
@@ -298,10 +290,10 @@ class StragglerInferred(Detector):
         clock = ((step.on | throttled | far) & apart) | past
         low = np.maximum(low, fallen)
         of_job = self.placement.job_known & ~clock
-        busy, waiting, departs = self._compare_activity(duty, draw, less, of_job)
+        busy, waiting, departs = self._compare_activity(duty, draw, less, of_job, time)
         on = np.stack([clock, busy, waiting]) & counted
         effect = np.stack([np.where(throttled, np.maximum(low, below), low), departs, -departs])
-        since = history.since[:, :n]
+        since = self.since[:, :n]
         still = on | ((effect >= np.array([self.delta, self.duty_delta, self.duty_delta])[:, None] / 2) & counted)
         longest = np.maximum(duty.held, draw.held)
         began = time - SECOND * np.stack([np.where(past, fallen_for, step.held), longest, longest])
@@ -309,23 +301,24 @@ class StragglerInferred(Detector):
         losses = self.jobs.losses(self.placement.entities["job"])
         return Instant(frames, step, (duty, draw), on, effect, counted, fallen, less, losses)
 
-    def _compare_activity(self, duty: Step, draw: Step, less: Floats, of_job: Bools) -> tuple[Bools, Bools, Floats]:
+    def _compare_activity(
+        self, duty: Step, draw: Step, less: Floats, of_job: Bools, time: int
+    ) -> tuple[Bools, Bools, Floats]:
         """Returns (N,) GPUs that are busier, that wait, and the ln by which they depart from the peers."""
         busy, waiting, departs = np.zeros(len(less), bool), np.zeros(len(less), bool), np.zeros(len(less))
-        for one in (duty, draw):
+        drawn = self.readings.discount_caps(draw.effect, self.placement.groups, time)
+        for one, effect in ((duty, duty.effect), (draw, drawn)):
             unequal = one.on & ~one.moved & of_job
-            busy |= unequal & ~one.below
+            busy |= unequal & ~one.below & (effect >= self.duty_delta / 2)
             waiting |= unequal & one.below
-            departs = np.where(np.abs(one.effect) > np.abs(departs), one.effect, departs)
+            departs = np.where(np.abs(effect) > np.abs(departs), effect, departs)
         unchanged = (less > 2 * np.abs(departs)) & of_job  # not what the streams compare with its own past
         waiting, departs = waiting | unchanged, np.where(unchanged, -less, departs)
-        return busy, waiting | (self._find_pressed() & of_job & (departs <= -2 * self.duty_delta)), departs
-
-    def _find_pressed(self) -> Bools:
-        """Returns (N,) GPUs of nodes whose tasks wait for a processor, and far longer than those of most nodes."""
+        # tasks of its node wait for a processor, and far longer than those of most nodes
         shares = self.pressure.shares_of(self.placement.entities["node"])
         pressed = np.append(shares >= max(PRESSED, TIMES * float(np.nan_to_num(median_of(shares)[0]))), False)
-        return np.asarray(pressed[self.placement.numbers["node"]])
+        pressed = pressed[self.placement.numbers["node"]] & of_job & (departs <= -2 * self.duty_delta)
+        return busy, waiting | pressed, departs
 
     def _find_suspicions(self, now: Instant) -> list[tuple[Suspicion, int]]:
         """Returns the GPUs and nodes that are blamed, with what they show: a number of _SIDES.
@@ -348,20 +341,18 @@ class StragglerInferred(Detector):
     def _report(self, now: Instant, suspicions: list[tuple[Suspicion, int]]) -> list[Finding]:
         """Returns the findings that are due."""
         time, jobs = now.frames["gpu"].time, self.placement.numbers["job"]
-        causes = [self._find_causes(now, s, side) for s, side in suspicions]
-        pairs = zip(suspicions, causes, strict=True)
-        named = [int(jobs[s.slots[0]]) for (s, side), known in pairs if known or side == 0]
+        judged = [(s, side, self._find_causes(now, s, side)) for s, side in suspicions]
+        named = [int(jobs[s.slots[0]]) for s, side, known in judged if known or side == 0]
         found = []
-        for (suspicion, side), known in zip(suspicions, causes, strict=True):
+        for suspicion, side, known in judged:
             job = int(jobs[suspicion.slots[0]])
             others = sum(int(jobs[s.slots[0]]) == job for s, _ in suspicions) - 1
             alone = others == 0 and (bool(known) or job not in named)
-            if side and not known and (job in named and job >= 0):
-                continue  # the rest of a job waits for the part that is known to be slow
-            if any(cause.key == POLICY for cause in known):
-                continue  # people set it
+            # the rest of a job waits for the part that is known to be slow; a cap is what people set
+            if (side and not known and job in named and job >= 0) or any(cause.key == POLICY for cause in known):
+                continue
             level = self._decide(now, suspicion, side, known, alone)
-            since = self.symptoms.since[side][suspicion.slots]
+            since = self.since[side][suspicion.slots]
             onset = int(since[since > 0].min(initial=time))
             if due := due_report(self.conditions, suspicion.entity, time, onset, level):
                 found.append(self._describe(now, suspicion, side, known, due))
@@ -369,8 +360,13 @@ class StragglerInferred(Detector):
 
     def _held(self, side: int, mine: NDArray[np.intp], time: int) -> float:
         """Returns the s for which these GPUs show what a side says, in the median."""
-        since = self.symptoms.since[side][mine]
+        since = self.since[side][mine]
         return (time - float(np.median(since[since > 0]))) / SECOND if (since > 0).any() else 0.0
+
+    def _past_or_product(self, i: int, now: Instant) -> str:
+        """Returns what a low clock without peers is compared with."""
+        numbers, names = self.kinds(now.frames["gpu"])
+        return f"all {names[numbers[i]]}" if self.lowest.far[i] == now.fallen[i] else "own past"
 
     def _decide(self, now: Instant, suspicion: Suspicion, side: int, causes: list[Cause], alone: bool) -> Level:
         """Returns the level. Without a low clock, only what the job has lost since shows the harm."""
@@ -401,7 +397,7 @@ class StragglerInferred(Detector):
         lasts = self._held(side, mine, time) >= self.hold
         if side == 0 and now.fallen[mine].any():
             low = f"SM clock {100 * share:.0f} %"
-            text = f"{low} below its own past, without an event reason"
+            text = f"{low} below {self._past_or_product(int(mine[0]), now)}, without an event reason"
             return [Cause("sm_clock_below_past", f"{low} low", text, "gpu.sm_clock", lasts, share)]
         if side == 2 and suspicion.single and now.less[mine].all():
             text = f"SMs {100 * share:.0f} % less active than those of all peers since it works with them"
@@ -426,7 +422,7 @@ class StragglerInferred(Detector):
             number = int(np.argmax([np.abs(one.effect[worst]) * one.on[worst] for one in now.activity]))
             step = now.activity[number]
             last, signal, unit = ((self.active, "gpu.sm_active", "1"), (readings.watts, "gpu.power", "W"))[number]
-        cohort = "own past" if side == 0 and now.fallen[worst] else placement.cohort_name(worst)
+        cohort = self._past_or_product(worst, now) if side == 0 and now.fallen[worst] else placement.cohort_name(worst)
         known = last[peers][np.isfinite(last[peers]) & (cohort != "own past")]
         value = float(last[worst])
         expected = float(np.median(known)) if len(known) else value * float(np.exp(now.effect[side][worst]))
@@ -474,7 +470,7 @@ def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: 
         text = f"SMs active {100 * compared.value:.0f} %, peers {100 * compared.expected:.0f} %"
     else:
         what = "SM clock" if side == 0 else "power"
-        against = "before" if not compared.peers else "peers"
+        against = "before" if compared.cohort == "own past" else "peers"
         text = f"{what} {compared.value:.0f} {compared.unit}, {against} {compared.expected:.0f}"
     if causes and not (side == 0 and causes[0].is_clock):
         why = causes[0].title

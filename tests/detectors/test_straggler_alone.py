@@ -60,7 +60,7 @@ def test_clocks_of_a_node_with_a_job_of_its_own_that_fall_without_a_reason_page_
     assert page.evidence["cohort"] == "own past"
     assert page.evidence["peers"] == 0
     assert "before 17" in page.summary
-    assert "below its own past, without an event reason" in page.evidence["cause"]
+    assert "below own past, without an event reason" in page.evidence["cause"]
 
 
 def test_a_lone_gpu_of_a_job_is_judged_by_its_own_past():
@@ -69,6 +69,37 @@ def test_a_lone_gpu_of_a_job_is_judged_by_its_own_past():
         return Topology(parents | {rank: [f"job:{i}", site.GPUS[i]] for i, rank in enumerate(site.RANKS)})
 
     assert entities(findings(low_clocks([5], 0.8), topology=topology), "page") == {"gpu:n1.1"}
+
+
+def jobs_of(width, product="H100"):
+    def topology():
+        parents = {gpu: [site.HOSTS[i // WIDTH]] for i, gpu in enumerate(site.GPUS)}
+        ranks = {rank: [f"job:{i // width}", site.GPUS[i]] for i, rank in enumerate(site.RANKS)}
+        return Topology(parents | ranks, {gpu: {"sku": product} for gpu in site.GPUS})
+
+    return topology
+
+
+@pytest.mark.parametrize("width", [1, 2, 6])
+def test_a_clock_that_is_stuck_since_the_start_of_a_job_of_fewer_than_eight_gpus_pages(width):
+    found = findings(low_clocks([5], 0.7), topology=jobs_of(width), since=0)
+    assert entities(found, "page") == {"gpu:n1.1"}
+    assert found[-1].evidence["cohort"] == "all H100"
+    assert found[-1].summary.endswith("no throttle bit")
+    assert "peers 17" in found[-1].summary
+
+
+@pytest.mark.parametrize(
+    ("gpus", "factor", "bits"),
+    [
+        pytest.param([5], 0.85, 0, id="within the spread of a product"),
+        pytest.param([5], 0.7, 0x4, id="a power cap"),
+        pytest.param([5], 0.7, 0x2, id="application clocks"),
+        pytest.param([1, 5, 9], 0.7, 0, id="so many that people did it"),
+    ],
+)
+def test_clocks_that_are_low_since_the_start_of_a_small_job_for_another_reason_give_no_finding(gpus, factor, bits):
+    assert findings(low_clocks(gpus, factor, bits), topology=jobs_of(2), since=0) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.model.records import LEVELS, SECOND
 from tests.detectors.cases import straggler as site
 from tests.detectors.cases import straggler_inferred as unhooked
-from tests.detectors.cases.case import Case
+from tests.detectors.cases.case import Case, at_known_site
 
 SLOW = 5
 
@@ -262,3 +262,36 @@ def test_a_busy_gpu_at_its_limit_whose_peers_wait_is_found_without_compute_times
     case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=60)
     found = case.run_detector(StragglerInferred(), range(200))
     assert {f.entity for f in found} == {unhooked.GPUS[unhooked.GUILTY]}
+
+
+def waiting_job(capped, slow=(), limits=True, bits=0x4):
+    """Findings where only power shows activity: GPUs under a cap of 500 W, then the whole job waits half of its time,
+    for `slow` ones if there are any."""
+
+    def instant(tick, broken, rng):
+        values = unhooked.healthy_values(tick, rng)
+        gpu = values["gpu"]
+        del gpu["gpu.sm_active"]
+        if limits:
+            gpu["gpu.power_limit"] = np.where(np.isin(np.arange(unhooked.SIZE), capped), 500.0, 700.0)
+        if broken:
+            gpu["gpu.power"][~np.isin(np.arange(unhooked.SIZE), slow)] *= 0.76
+        else:
+            gpu["gpu.power"][capped] = np.minimum(gpu["gpu.power"][capped], 500.0)
+            gpu["gpu.throttle_reasons"][capped] = bits
+        return values, []
+
+    case = Case(StragglerInferred, unhooked.NAMES, unhooked.topology, instant, frozenset(), fault=200)
+    return case.run_detector(at_known_site(StragglerInferred()), range(330))
+
+
+@pytest.mark.parametrize("gpus", [[5], [4, 5, 6, 7]])
+@pytest.mark.parametrize(("limits", "bits"), [(True, 0x4), (True, 0), (False, 0x4)])
+def test_gpus_that_were_capped_are_not_busier_once_their_job_waits(gpus, limits, bits):
+    assert waiting_job(gpus, limits=limits, bits=bits) == []
+
+
+@pytest.mark.parametrize("slow", [5, 9])
+def test_a_gpu_for_which_its_job_waits_pages_beside_one_that_was_capped_and_if_it_was_itself(slow):
+    found = waiting_job([5], [slow])
+    assert {f.entity for f in found if f.level == "page"} == {unhooked.GPUS[slow]}
