@@ -50,7 +50,7 @@ class RollingWork(State):
             known["well"] &= silence.level != "page" and silence.cause in _WORK
             known["ticket"] |= silence.level == "ticket"
         last = max((e["back"] for e in self._ended), default=0)
-        now = [k for k in self._open.values() if k["well"] and last and k["since"] <= last + NEXT]
+        now = [k for k in self._open.values() if k["well"] and last and k["since"] <= last + NEXT and self._is_next(k)]
         if not now and context.time - last > NEXT:
             self._ended, self._folded = [], False
         if not self._is_work(now, context):
@@ -80,7 +80,13 @@ class RollingWork(State):
                 self._ended.remove(other)
                 ended["nodes"] = sorted({*ended["nodes"], *other["nodes"]})
                 ended["ticket"] |= other["ticket"]
-            self._ended.append(ended)
+            for other in self._ended:  # a node that falls silent again and again is no work on several
+                other["nodes"] = [n for n in other["nodes"] if n not in ended["nodes"]]
+            self._ended = [*(e for e in self._ended if e["nodes"]), ended]
+
+    def _is_next(self, known: dict[str, Any]) -> bool:
+        """Returns whether a silence is of nodes that the work has not reached before."""
+        return not {*known["nodes"]} <= {n for e in self._ended for n in e["nodes"]}
 
     def _is_work(self, now: Sequence[dict[str, Any]], context: Context) -> bool:
         """Returns whether so many silences in turn are no coincidence at this number of nodes."""
@@ -98,10 +104,11 @@ class RollingWork(State):
             return silence
         if silence.key.endswith("|hole"):
             agent, times = silence.evidence.get("agent"), silence.evidence.get("times", 0)
-            explained = agent != "same" and times < GAP_AGAIN and silence.since >= self._ended[0]["since"]
+            explained = agent != "same" and times < GAP_AGAIN and silence.since >= min(e["since"] for e in self._ended)
         else:
             known = self._open.get(silence.key)
-            explained = known is not None and known["well"] and context.time - silence.since <= longest
+            soon = context.time - silence.since <= longest
+            explained = known is not None and known["well"] and soon and self._is_next(known)
         self._folded |= explained
         return replace(silence, level="suspect") if explained else silence
 

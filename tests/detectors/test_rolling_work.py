@@ -65,6 +65,18 @@ def test_a_node_that_does_not_come_back_from_rolling_work_is_a_ticket_of_its_own
     assert 200 * SECOND <= late.time - late.onset <= 250 * SECOND
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nodes_that_fall_silent_again_and_again_are_no_work_on_several(nodes: int) -> None:
+    site = Site()
+    for tick in range(FAULT + EVERY * 8):
+        place, since = divmod(tick - FAULT, EVERY)
+        out = [NAMES["node"][place % nodes]] if tick >= FAULT and since < OUT else []
+        site.tick(tick, out, events=[JOB] if tick == 0 else [])
+    assert tickets(site) == {*NAMES["node"][:nodes]}
+    times = [f.time for f in site.findings if f.level == "ticket"]
+    assert max(times) - min(times) > 5 * EVERY * 10 * SECOND, "each silence is a ticket"
+
+
 def test_two_silences_in_turn_are_no_work_and_a_restart_in_between_changes_nothing() -> None:
     site = Site()
     upgrade(site, nodes=2)
