@@ -4,6 +4,7 @@
     python -m benchmarks.receivers storm      5,000 incidents in a minute: what people get, by receiver and route
     python -m benchmarks.receivers due        5,000 messages that wait when a receiver is back
     python -m benchmarks.receivers desk       5,000 findings in a minute through the whole engine, with its storm page
+    python -m benchmarks.receivers groups     1,000 open alerts, each in a group of its own, before and after new routes
 
 Receivers are HTTP servers of this program; the store, the outbox and the notifier are the real ones.
 """
@@ -37,7 +38,7 @@ from pipeline.store.database import Database
 
 START = 1_790_000_000 * SECOND
 OUTAGES_S = (180, 1800, 10_800)
-STORM = 5000
+STORM, GROUPS = 5000, 1000
 
 
 class Service(http.server.ThreadingHTTPServer):
@@ -241,11 +242,46 @@ def desk_storm() -> None:
         pipeline.close()
 
 
+def groups() -> None:
+    """Prints what GROUPS open alerts cost, each in a group of its own: at first, and after new routes."""
+    service = Service()
+
+    def route(matcher: str) -> Notify:
+        each = {"receiver": "hook", "matchers": [matcher], "group_by": ["..."], "group_wait": "0s"}
+        return Notify((Webhook("hook", service.url),), route=Route("hook", group_interval="30s", routes=(each,)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), route('severity="critical"'))
+        bench.write([bench.open(number) for number in range(GROUPS)])
+        began = time.process_time()
+        bench.notifier.send_due("hook")
+        first, sent = time.process_time() - began, len(service.posts)
+        while bench.notifier.send_due("hook"):
+            pass
+        print(f"groups: {time.process_time() - began:.2f} s of CPU for all, {first:.2f} s for the first {sent}")
+        print(f"groups: rounds of a minute: {_measure_rounds(bench)}")
+        bench.notifier = Notifier(bench.database, route('severity=~"critical"'), "bench", lambda: bench.now)
+        print(f"groups: after the text of a matcher changed: {_measure_rounds(bench)}")
+        bench.write([bench.open(GROUPS)])
+        print(f"groups: with a new page: {_measure_rounds(bench)}; {len(service.posts)} messages in all")
+        bench.database.close()
+
+
+def _measure_rounds(bench: Bench) -> str:
+    costs = []
+    for _ in range(60):
+        began = time.process_time()
+        bench.notifier.send_due("hook")
+        costs.append(time.process_time() - began)
+        bench.now += SECOND
+    return f"{sum(costs):.2f} s of CPU, the most in one {max(costs):.2f} s"
+
+
 def main() -> None:
     """Runs what the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", metavar="outage|due|storm|desk")
-    chosen = parser.parse_args().what or ["outage", "due", "storm", "desk"]
+    parser.add_argument("what", nargs="*", metavar="outage|due|storm|desk|groups")
+    chosen = parser.parse_args().what or ["outage", "due", "storm", "desk", "groups"]
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "outage" in chosen:
         for seconds in OUTAGES_S:
@@ -257,6 +293,8 @@ def main() -> None:
         storms()
     if "desk" in chosen:
         desk_storm()
+    if "groups" in chosen:
+        groups()
 
 
 if __name__ == "__main__":

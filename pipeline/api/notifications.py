@@ -46,7 +46,7 @@ class ReceiverStates(BaseModel):
 
 
 class MessageRow(BaseModel):
-    """One message. part_of: the group whose message says this too.  remote: who silenced the alert at the receiver."""
+    """One message. part_of: the message of a group that says this too.  remote: who silenced it at the receiver."""
 
     id: str
     incident: str

@@ -37,7 +37,7 @@ from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
-from pipeline.notify.held_messages import GROUP_PREFIX
+from pipeline.notify.groups import GROUP_PREFIX
 from pipeline.notify.receivers import InboundEvent
 from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
 from pipeline.runtime.supervise import Stop

@@ -28,6 +28,7 @@ class Payload:
 
     incident: or the group of alerts that it is about.
     state:    `held` until groups and inhibition decide about it; else `pending`, to be sent.
+    of_group: whether it is of a group, which itself knows what fires at its receiver.
     """
 
     incident: str
@@ -36,6 +37,7 @@ class Payload:
     body: str
     created: int
     state: Literal["pending", "held"] = "pending"
+    of_group: bool = False
 
 
 _HELD = ("muted", "mode")  # evidence of suppression, always that of the newest finding
@@ -80,9 +82,12 @@ FROM (SELECT unnest($1::VARCHAR[]) AS incident, unnest($2::INTEGER[]) AS place, 
 LEFT JOIN (SELECT incident, max(number) AS number FROM history WHERE incident IN (SELECT unnest($1::VARCHAR[]))
            GROUP BY incident) h USING (incident)
 """
-_NEWEST_PAYLOADS = """
-SELECT incident, receiver, max(number), arg_max(kind, number) FILTER (kind <> 'update') FROM outbox
-WHERE incident IN (SELECT unnest($1::VARCHAR[])) GROUP BY ALL
+NOT_CONFIGURED = "the receiver is no longer configured"
+"""Answer of messages that were never sent for that reason."""
+_NEWEST_PAYLOADS = f"""
+SELECT incident, receiver, max(number),
+    arg_max(kind, number) FILTER (kind <> 'update' AND NOT (state = 'dead' AND answer = '{NOT_CONFIGURED}'))
+FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) GROUP BY ALL
 """
 _PAYLOADS = """
 INSERT INTO outbox
@@ -118,24 +123,28 @@ def write_changes(
         _write_history(connection, changes)
     for change in changes:
         _apply_end(connection, change)
-    if payloads:
-        _write_payloads(connection, payloads)
+    write_payloads(connection, payloads)
 
 
-def _write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Payload]) -> None:
-    """Adds payloads, numbered on from the newest of their incident and receiver."""
+def write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Payload]) -> list[str]:
+    """Adds payloads, numbered on from the newest of their incident and receiver. Returns their ids; empty: not written,
+    since its receiver has nothing that it could change."""
+    if not payloads:
+        return []
     rows: list[tuple[Any, ...]] = []
+    ids: list[str] = []
     found = connection.execute(_NEWEST_PAYLOADS, [list({p.incident for p in payloads})]).fetchall()
     known = {(incident, receiver): (number, kind) for incident, receiver, number, kind in found}
     for p in payloads:
         number, newest = known.get((p.incident, p.receiver), (0, None))
-        if p.kind == "firing" or newest == "firing":
-            number += 1
-            known[p.incident, p.receiver] = number, newest if p.kind == "update" else p.kind
-            id_ = f"{p.incident}.{number}.{p.receiver}"
-            rows.append((id_, p.incident, number, p.receiver, p.kind, p.body, p.created, p.state))
+        is_written = p.of_group or p.kind == "firing" or newest == "firing"
+        ids.append(f"{p.incident}.{number + 1}.{p.receiver}" if is_written else "")
+        if is_written:
+            known[p.incident, p.receiver] = number + 1, newest if p.kind == "update" else p.kind
+            rows.append((ids[-1], p.incident, number + 1, p.receiver, p.kind, p.body, p.created, p.state))
     if rows:
         connection.execute(_PAYLOADS, [list(column) for column in zip(*rows, strict=True)])
+    return ids
 
 
 def save_snapshot(connection: duckdb.DuckDBPyConnection, key: str, time: int, state: str) -> None:
@@ -265,15 +274,22 @@ def list_notifications(
 
 
 def list_group_incidents(cursor: duckdb.DuckDBPyConnection, receiver: str, group: str) -> list[str]:
-    """Returns the incidents whose alerts a message of a group has."""
-    query = "SELECT DISTINCT incident FROM outbox WHERE receiver = $1 AND part_of = $2 ORDER BY incident"
+    """Returns the incidents whose alerts a message of a group has. Older versions wrote the group as `part_of`."""
+    query = """SELECT DISTINCT incident FROM outbox WHERE receiver = $1
+               AND (part_of = $2 OR starts_with(part_of, concat($2, '.'))) ORDER BY incident"""
     return [incident for (incident,) in cursor.execute(query, [receiver, group]).fetchall()]
 
 
 _REPLAY = """
 UPDATE outbox SET state = 'pending', attempts = 0, answer = concat('sent again by ', $4), part_of = NULL,
     created = make_timestamptz($3::BIGINT), next_attempt = make_timestamptz($3::BIGINT)
-WHERE state = 'dead' AND (list_contains($1::VARCHAR[], id) OR receiver = $2) RETURNING incident, receiver, number, id
+WHERE state = 'dead' AND (receiver = $2 OR list_contains($1::VARCHAR[], id)
+    OR id IN (SELECT part_of FROM outbox WHERE list_contains($1::VARCHAR[], id)))
+AND (part_of IS NULL OR part_of NOT IN (SELECT id FROM outbox WHERE state = 'dead'))
+RETURNING incident, receiver, number, id
+"""
+_REPLAY_PARTS = """
+UPDATE outbox SET state = 'grouped' WHERE state = 'dead' AND part_of IN (SELECT unnest($1::VARCHAR[])) RETURNING id
 """
 _END_AGAIN = """
 UPDATE outbox SET state = 'pending', attempts = 0, next_attempt = make_timestamptz($4::BIGINT)
@@ -284,11 +300,15 @@ WHERE incident = $1 AND receiver = $2 AND number > $3 AND kind = 'resolved' AND 
 def replay_payloads(
     connection: duckdb.DuckDBPyConnection, ids: Sequence[str], receiver: str | None, user: str, time: int
 ) -> list[str]:
-    """Makes dead payloads due, with those behind them that end the same alert; returns the ids of the dead ones."""
+    """Makes dead payloads due, with those behind them that end the same alert; returns the ids of the dead ones.
+
+    What a message of a group says is sent again by that message.
+    """
     rows = connection.execute(_REPLAY, [list(ids), receiver, time, user]).fetchall()
     for incident, name, number, _ in rows:
         connection.execute(_END_AGAIN, [incident, name, number, time])
-    return [id_ for *_, id_ in rows]
+    sent = [id_ for *_, id_ in rows]
+    return [*sent, *(id_ for (id_,) in connection.execute(_REPLAY_PARTS, [sent]).fetchall())]
 
 
 def count_payloads(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.incidents.cases import REPEATED, Change
+from pipeline.incidents.cases import REPEATED, Change, ChangeKind
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.ledger import Payload
 from pipeline.incidents.life import STORM
@@ -203,6 +203,8 @@ class PayloadPlanner:
     locate:    entity -> where it is, as labels.   The place of an incident is fixed while its entity stays the same,
                since labels are the identity of its alert.
     read_sent: incidents -> labels of the newest stored alert of each that has one, after a restart.
+    has_groups: endpoints that have groups from before the start, also if there are no routes any more: what becomes of
+               their alerts is decided like that of held messages.
     """
 
     def __init__(
@@ -213,15 +215,18 @@ class PayloadPlanner:
         locate: Callable[[str], Mapping[str, str]],
         read_sent: Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]],
         annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
+        has_groups: Collection[str] = frozenset(),
     ) -> None:
-        self._annotate = annotate
+        self._annotate, self._has_groups = annotate, has_groups
         self._endpoints, self._rules, self._source = endpoints, rules, source
         self._locate, self._read_sent = locate, read_sent
         self._places: OrderedDict[str, tuple[str, Mapping[str, str]]] = OrderedDict()
 
     def plan(self, changes: Sequence[Change], now: int) -> list[Payload]:
         """Returns the rows of changes, to be sent from `now` on."""
-        return [payload for change in changes if change.kind != "retitled" for payload in self._plan(change, now)]
+        told = [change for change in changes if change.kind != "retitled"]
+        self.label_all(change.before for change in told if change.before is not None)  # one query finds all places
+        return [payload for change in told for payload in self._plan(change, now)]
 
     def plan_unsent(self, incident: Incident, sent: Collection[str], now: int) -> Iterator[Payload]:
         """Yields the rows of an open incident for the endpoints that it goes to and that are not in `sent`.
@@ -233,6 +238,23 @@ class PayloadPlanner:
         for name in sorted(self._find_receivers(incident, labels) - set(sent)):
             if incident.state != "acknowledged" or self._endpoints[name].resend_s:
                 yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
+
+    def plan_missed(self, incident: Incident, sent: Mapping[str, Alert], now: int) -> Iterator[Payload]:
+        """Yields the rows of an incident for endpoints that have an alert of it, from before they were configured
+        again: its end, or with other labels its newest state. sent: endpoint -> the alert that it was sent."""
+        fires = incident.resolved is None and not incident.life.silenced_by
+        kind: ChangeKind = "updated" if fires else "resolved"
+        change = Change(kind, incident, now, ACTOR, "the receiver was not configured when it happened")
+        labels = self.label(incident) if fires else {}
+        receivers = self._find_receivers(incident, labels) if fires else set()
+        for name in sorted(sent.keys() & self._endpoints.keys()):
+            ended = {**sent[name], "status": "resolved", "endsAt": iso(max(incident.resolved or now, incident.opened))}
+            if fires and compute_fingerprint(labels) == ended["fingerprint"]:
+                continue
+            if name in receivers:
+                yield from self._emit(name, change, [ended, self._alert(incident, labels)], "firing", now)
+            else:
+                yield from self._emit(name, change, [ended], "resolved", now)
 
     def label(self, incident: Incident, is_new: bool = False) -> dict[str, str]:
         """Returns the labels of an incident's alert. is_new: none was stored before."""
@@ -281,8 +303,14 @@ class PayloadPlanner:
         was_open = before is not None and before.resolved is None
         had = self._find_receivers(before, old) if was_open and before is not None else set()
         has = self._find_receivers(incident, labels)
-        for name in (n for n in self._endpoints if n in had | has):
-            firing = self._alert(incident, labels)
+        firing = self._alert(incident, labels)
+        for name in self._endpoints:
+            if name not in had | has:  # it may have it: by other routes, an escalation, or from before a storm
+                if before is not None and (old != labels or change.kind == "silenced"):
+                    yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
+                elif self._endpoints[name].reports(change.kind):
+                    yield from self._emit(name, change, [firing], "update", now)
+                continue
             is_due = name not in had and (self._endpoints[name].resend_s or not _is_owned_again(change))
             if name in has and (is_due or change.kind in (*REPEATED, "reopened")):
                 yield from self._emit(name, change, [firing], "firing", now)
@@ -308,43 +336,27 @@ class PayloadPlanner:
         return make_alert(incident, labels, self._source.external_url, ended, self._annotate(incident))
 
     def _emit(self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int) -> Iterator[Payload]:
-        """Yields the rows of one receiver: one with all alerts, or one per route and alert where routes group."""
-        endpoint, top = self._endpoints[name], self._rules.top
-        extension = _make_extension(change)
-        if top is None or not endpoint.groups:
-            held = endpoint.groups and any(self._rules.is_target(alert["labels"]) for alert in alerts)
-            yield self._make_row(name, change.incident.id, alerts, kind, now, extension, held)
+        """Yields the rows of one receiver: one with all alerts, or one per alert where routes group."""
+        endpoint, is_routed = self._endpoints[name], self._rules.top is not None
+        if not endpoint.groups or not is_routed:
+            is_target = any(self._rules.is_target(alert["labels"]) for alert in alerts)
+            held = endpoint.groups and (is_target or name in self._has_groups)
+            yield self._make_row(name, change, alerts, kind, now, held)
             return
         if kind == "update" and change.kind != "acknowledged":
             return
         for alert in alerts:
-            nodes = [node for node in top.match(alert["labels"]) if node.receiver == endpoint.receiver]
             one: Kind = kind if kind == "update" else "firing" if alert["status"] == "firing" else "resolved"
-            for node in nodes:
-                labels = node.group_labels(alert["labels"])
-                key = node.group_key(alert["labels"])
-                extra = {**extension, "route": node.key}
-                yield self._make_row(name, change.incident.id, [alert], one, now, extra, True, labels, key)
-            if not nodes:  # the routes have changed since it was sent
-                yield self._make_row(name, change.incident.id, [alert], one, now, extension, False)
+            yield self._make_row(name, change, [alert], one, now, True)
 
     def _make_row(
-        self,
-        name: str,
-        incident: str,
-        alerts: Sequence[Alert],
-        kind: Kind,
-        now: int,
-        extension: Mapping[str, Any],
-        held: bool,
-        group: Mapping[str, str] | None = None,
-        key: str = "",
+        self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int, held: bool
     ) -> Payload:
         reason = "first notification" if len(alerts) == 1 else "new alerts added"
         reason = "all alerts resolved" if kind == "resolved" else "unknown" if kind == "update" else reason
-        labels = {"incident": incident} if group is None else group
-        receiver = self._endpoints[name].receiver
-        body = {**make_body(alerts, labels, receiver, self._source.external_url, reason, key), EXTENSION: extension}
+        incident, receiver = change.incident.id, self._endpoints[name].receiver
+        body = make_body(alerts, {"incident": incident}, receiver, self._source.external_url, reason)
+        body[EXTENSION] = _make_extension(change)
         state: Literal["pending", "held"] = "held" if held else "pending"
         return Payload(incident, name, kind, json.dumps(body, separators=(",", ":")), now, state)
 

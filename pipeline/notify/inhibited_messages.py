@@ -18,24 +18,55 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HeldMessage:
-    """A held row of the outbox. created: UTC us."""
+    """A held row of the outbox.
+
+    text:    its body.   alert: the newest one in it.   replaces: whether it ends an alert and fires this one, since the
+             labels of the incident changed.   event: what happened.   is_owned: whether the incident is acknowledged.
+    created: UTC us.
+    """
 
     id: str
     incident: str
     kind: str
-    body: Body
+    text: str
     created: int
     number: int
+    alert: dict[str, Any]
+    replaces: bool
+    event: str
+    is_owned: bool
 
     @property
-    def replaces(self) -> bool:
-        """Whether it ends an alert and fires another one: the labels of the incident changed."""
-        return self.kind == "firing" and len(self.body["alerts"]) > 1
+    def body(self) -> Body:
+        """The whole body: many thousand rows may be held, so only their alerts are kept parsed."""
+        parsed: Body = json.loads(self.text)
+        return parsed
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of its alert."""
+        return str(self.alert["fingerprint"])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ends its alert."""
+        return self.kind == "resolved"
+
+
+def parse_held(id_: str, incident: str, kind: str, text: str, created: int, number: int) -> HeldMessage:
+    """Returns a held row."""
+    body = json.loads(text)
+    alerts, said = body["alerts"], body.get("fleetpulse", {})
+    is_owned = (said.get("incident") or {}).get("state") == "acknowledged"
+    replaces = kind == "firing" and len(alerts) > 1
+    return HeldMessage(
+        *(id_, incident, kind, text, created, number, alerts[-1], replaces, str(said.get("event", "")), is_owned)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The new state of a message. reason: why it is never sent, or its group.
+    """The new state of a message. reason: why it is never sent, or the message of a group that says it.
 
     kind, body: what is sent in place of it; empty: unchanged.
     """
@@ -93,6 +124,9 @@ def _settle_unknown(
     messages: Sequence[HeldMessage], situation: Situation, fires: int, ended: bool
 ) -> Iterator[Settlement]:
     """Yields the new states of messages about an alert that the receiver does not have."""
+    if fires < 0 and not ended:
+        yield from (Settlement(one.id, "muted", "its alert was not sent") for one in messages)
+        return
     if ended or situation.storm or situation.owner:
         reason = situation.reason if situation.inhibitor or situation.owner else "ended before it was sent"
         yield from (Settlement(one.id, "muted", reason) for one in messages)
@@ -101,7 +135,7 @@ def _settle_unknown(
         if number < fires:
             yield Settlement(one.id, "muted", situation.reason)
         elif not situation.inhibitor:
-            yield _keep_firing(one)
+            yield keep_firing(one)
 
 
 def _settle_known(messages: Sequence[HeldMessage], situation: Situation, fires: int) -> Iterator[Settlement]:
@@ -135,7 +169,7 @@ def _end_old_alert(
     return Decision(settled, Payload(first.incident, receiver, "firing", text, now, "held"))
 
 
-def _keep_firing(message: HeldMessage) -> Settlement:
+def keep_firing(message: HeldMessage) -> Settlement:
     """Returns a message for a receiver that has no alert of the incident: without the end of an old one."""
     if not message.replaces:
         return Settlement(message.id, "pending")

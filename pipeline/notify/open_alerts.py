@@ -1,5 +1,5 @@
-"""The alerts of all incidents that are not resolved, and what holds them back: read again when one of them changed,
-once for all receivers."""
+"""What holds back the alerts of incidents that are not resolved: read again when one of them changed, once for all
+receivers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import duckdb
-
-from pipeline.notify.routes import Labels
 
 _HELD_BACK = """
 SELECT id, coalesce(json_extract_string(life, '$.inhibited_by[0]'), ''),
@@ -39,22 +37,30 @@ class HeldBack(NamedTuple):
     owner: str = ""
 
 
+NOTHING = HeldBack()
+
+
 @dataclass(frozen=True, slots=True)
 class OpenAlerts:
-    """By incident: the labels of each alert, which may inhibit others, and what holds it back, if anything does."""
+    """By incident: what holds it back as its newest change says, and which other incident inhibits it by a rule now."""
 
-    firing: Mapping[str, Labels]
     held_back: Mapping[str, HeldBack]
+    inhibited: Mapping[str, str]
+
+    def find(self, incident: str) -> HeldBack:
+        """Returns what holds an incident back."""
+        back = self.held_back.get(incident, NOTHING)
+        return back._replace(inhibitor=back.storm or back.inhibitor or self.inhibited.get(incident, ""))
 
 
 class OpenAlertReader:
     """Reads them for the threads of all receivers: the same object while nothing changed.
 
-    load_firing: returns the labels of all alerts that fire, by incident.
+    find_inhibited: incident -> the incident that inhibits it by a rule.
     """
 
-    def __init__(self, load_firing: Callable[[duckdb.DuckDBPyConnection], Mapping[str, Labels]]) -> None:
-        self._load_firing = load_firing
+    def __init__(self, find_inhibited: Callable[[duckdb.DuckDBPyConnection], Mapping[str, str]]) -> None:
+        self._find_inhibited = find_inhibited
         self._lock = threading.Lock()
         self._state: object = None
         self._read = OpenAlerts({}, {})
@@ -67,7 +73,7 @@ class OpenAlertReader:
                 state = cursor.execute(_STATE).fetchone()
                 if state != self._state:
                     back = {id_: HeldBack(*by) for id_, *by in cursor.execute(_HELD_BACK).fetchall() if any(by)}
-                    self._read = OpenAlerts(self._load_firing(cursor), back)
+                    self._read = OpenAlerts(back, self._find_inhibited(cursor))
                     self._state = state
             finally:
                 cursor.rollback()

@@ -24,19 +24,19 @@ from pipeline.incidents import ledger
 from pipeline.incidents.cases import Change
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, Incident
-from pipeline.notify import alertmanager, delivery
+from pipeline.notify import alertmanager, delivery, retention
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
 from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
 from pipeline.notify.held_messages import HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
+from pipeline.notify.missed_messages import plan_missed
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
-from pipeline.notify.routes import build_rules
+from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
-from pipeline.store.retention import FIRES, SENT_KEPT
 
 log = logging.getLogger("fleetpulse.notify")
 T = TypeVar("T")
@@ -48,9 +48,6 @@ JITTER_FROM_S, JITTER = 120, 0.1
 """Delays from 2 min on vary by 10 %, so that messages that failed together are not retried together. Chosen."""
 WATCHDOG_INTERVAL_S = 300
 """Interval of the Watchdog (s): twice within the 10 min after which a dead man's switch should alarm. Chosen."""
-RETENTION_S = SENT_KEPT // SECOND
-"""Retention of delivered and dead payloads of resolved incidents, and of pending payloads for a receiver that is down
-(s); resolves of alerts that it received are kept for longer. Chosen."""
 DEAD_REPORT_S = 3600
 """Time for which a dead message is reported (s). Chosen."""
 HANG_LIMIT_S = 60.0
@@ -69,21 +66,9 @@ _ALL_DUE = """
 UPDATE outbox SET next_attempt = make_timestamptz($2::BIGINT)
 WHERE receiver = $1 AND state = 'pending' AND epoch_us(next_attempt) > $2
 """
-_EXPIRE = """
-UPDATE outbox SET state = 'dead', answer = concat('older than 7 days; ', answer)
-WHERE state = 'pending' AND epoch_us(created) < $1 AND (receiver, incident) NOT IN
-    (SELECT (receiver, incident) FROM outbox WHERE kind = 'firing' AND state = 'delivered')
-"""
-_PRUNE = f"""
-DELETE FROM outbox WHERE state <> 'pending' AND epoch_us(created) < $1
-AND incident NOT IN (SELECT id FROM incidents WHERE resolved IS NULL OR epoch_us(resolved) >= $1)
-AND NOT {FIRES}
-AND (receiver, incident) NOT IN (SELECT (receiver, incident) FROM outbox WHERE state = 'pending')
-"""
-_SENT = "SELECT incident, list(DISTINCT receiver) FROM outbox GROUP BY incident"
 _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
-HAVING arg_max(kind, number) = 'firing'
+HAVING arg_max(kind, (created, number)) = 'firing'
 """
 _NEWEST_ALERTS = """
 SELECT incident, payload FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND kind = 'firing'
@@ -125,16 +110,15 @@ class Notifier:
         self._call = functools.partial(delivery.exchange, timeout_s=timeout_s)
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
         rules = build_rules(notify)
-        self._planner = PayloadPlanner(self.receivers, rules, self._source, locate, self._read_sent, annotate)
-        alerts = OpenAlertReader(self._load_firing)
-        self._held = {
-            name: HeldMessages(store, name, rules, alerts, functools.partial(self._make_group_body, name))
-            for name in self.receivers
-        }
+        self._has_groups = self._find_groups()
+        self._planner = PayloadPlanner(
+            *(self.receivers, rules, self._source, locate, self._read_sent, annotate), self._has_groups
+        )
+        self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
         self._rules = rules
-        inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all)
-        self.find_inhibited = inhibitor.find_all if rules.inhibitions else None
+        self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all)
+        self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self._started = clock()
         self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
@@ -150,7 +134,22 @@ class Notifier:
         """Returns the payloads of changes, to be written in the transaction of the changes."""
         return self._planner.plan(changes, now)
 
-    def _make_group_body(
+    def _build_held(self, rules: Rules) -> dict[str, HeldMessages]:
+        alerts = OpenAlertReader(self._load_inhibited)
+        return {
+            name: HeldMessages(
+                *(self._store, name, endpoint.receiver, rules, alerts), functools.partial(self._make_body, name)
+            )
+            for name, endpoint in self.receivers.items()
+        }
+
+    def _find_groups(self) -> frozenset[str]:
+        """Returns the receivers that have groups of alerts from before the start, maybe of routes that are no more."""
+        with contextlib.closing(self._store.cursor()) as cursor:
+            rows = cursor.execute("SELECT DISTINCT receiver FROM notify_groups").fetchall()
+        return frozenset(name for (name,) in rows)
+
+    def _make_body(
         self, name: str, alerts: Sequence[Mapping[str, Any]], key: str, labels: Mapping[str, str], reason: str
     ) -> dict[str, Any]:
         return make_body(alerts, labels, self.receivers[name].receiver, self._source.external_url, reason, key)
@@ -161,11 +160,12 @@ class Notifier:
             rows = cursor.execute(_NEWEST_ALERTS, [list(incidents)]).fetchall()
         return {incident: json.loads(payload)["alerts"][-1]["labels"] for incident, payload in rows}
 
-    def _load_firing(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, Mapping[str, str]]:
-        """Returns the labels of all alerts that fire, by incident; none if no rule inhibits any."""
+    def _load_inhibited(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, str]:
+        """Returns incident -> the incident that inhibits it by a rule."""
         if not self._rules.inhibitions:
             return {}
-        return self._planner.label_all(ledger.load_open_incidents(cursor))
+        found = self._inhibitor.find_all(ledger.load_open_incidents(cursor))
+        return {incident: source for incident, (source, _) in found.items()}
 
     def wake(self) -> None:
         """Wakes the threads after payloads were committed."""
@@ -234,14 +234,11 @@ class Notifier:
             if name in self.health and (attempts >= MAX_FAILURES or name in self._reported):
                 self.health[name] = ReceiverHealth(MAX_FAILURES, since, answer, self._clock())
 
-    def write_unsent(self) -> None:
-        """Adds the alerts that fire for receivers that never got them: these, or their routes, are new."""
+    def write_missed(self) -> None:
+        """Adds what receivers missed while they, or their routes, were not configured."""
         now = self._clock()
         with self._store.transaction() as connection:
-            sent = dict(connection.execute(_SENT).fetchall())
-            firing = ledger.load_open_incidents(connection)
-            payloads = [p for one in firing for p in self._planner.plan_unsent(one, sent.get(one.id, ()), now)]
-            ledger.write_changes(connection, [], [], payloads, now)
+            ledger.write_payloads(connection, plan_missed(connection, self._planner, self.receivers, now))
 
     def send_due(self, name: str, ended: Callable[[], bool] = lambda: False) -> int:
         """Sends each due payload of a receiver once and returns their number.
@@ -251,7 +248,8 @@ class Notifier:
         health = self.health[name]
         self._handle_clock_step(name)
         if self._holding[name]:
-            self._holding[name] = self._held[name].release(self._clock()) or self._rules.hold
+            is_holding = self._held[name].release(self._clock())
+            self._holding[name] = is_holding or self._rules.hold or name in self._has_groups
         due = self._load_probe(name) if health.is_down else load_due(self._store, name, self._clock())
         if due:
             self._send_batch(name, due, ended)
@@ -418,8 +416,7 @@ class Notifier:
         if answer.outcome == "retry":
             state, text, later = self._plan_retry(name, payload, answer, probe)
         tried = state == "delivered" or not probe
-        about = (payload.id, payload.incident, payload.created)
-        settled.add(Result(*about, state, text, later, tried, answer.reference, now))
+        settled.add(Result(payload.id, payload.incident, state, text, later, tried, answer.reference, now))
         if state == "delivered":
             self._refused[name].pop(payload.id, None)
         elif payload.attempts + 1 >= MAX_FAILURES and not probe:
@@ -471,18 +468,8 @@ class Notifier:
         """Marks payloads of removed receivers as dead and deletes old payloads. Returns True."""
         if not self._restored:  # tried until the store answers
             self.load_state()
-            self.write_unsent()
+            self.write_missed()
             self._restored = True
         with self._store.transaction() as connection:
-            connection.execute(
-                "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "
-                "WHERE state IN ('pending', 'held') AND NOT list_contains($1::VARCHAR[], receiver)",
-                [list(self.receivers)],
-            )
-            for table in ("notify_groups", "notify_silences"):
-                gone = f"DELETE FROM {table} WHERE NOT list_contains($1::VARCHAR[], receiver)"
-                connection.execute(gone, [list(self.receivers)])
-            old = self._clock() - RETENTION_S * SECOND
-            connection.execute(_EXPIRE, [old])
-            connection.execute(_PRUNE, [old])
+            retention.clean(connection, list(self.receivers), self._clock())
         return True

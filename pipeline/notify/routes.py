@@ -202,10 +202,6 @@ class Rules:
         """Returns whether a rule may inhibit an alert."""
         return any(match_all(rule.target, labels) for rule in self.inhibitions)
 
-    def find_source(self, labels: Labels, firing: Mapping[str, Labels]) -> str | None:
-        """Returns the incident that inhibits an alert, None if none does."""
-        return next((found for rule in self.inhibitions if (found := rule.find_source(labels, firing))), None)
-
 
 def build_rules(notify: Notify) -> Rules:
     """Returns routes and inhibition of the configuration. Raises ConfigError."""

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.notify.held_messages import GROUP_PREFIX, Store
+from pipeline.notify.groups import GROUP_PREFIX
+from pipeline.notify.held_messages import Store
 
 MOST = 100
 """Results in one transaction. Chosen: it bounds what a crash sends again."""
@@ -24,26 +25,11 @@ WHERE outbox.id = n.id
 """
 _REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 _SETTLE_PARTS = """
-WITH said AS (
-    SELECT alert ->> '$.fingerprint' AS fingerprint, alert ->> '$.status' = 'resolved' AS has_ended
-    FROM (SELECT unnest(from_json(payload -> '$.alerts', '["JSON"]')) AS alert FROM outbox WHERE id = $6)),
-parts AS (
-    SELECT o.id, o.number, o.incident, fingerprint, (o.kind = 'resolved') = has_ended AS is_said
-    FROM outbox o JOIN said ON fingerprint = o.payload ->> '$.alerts[0].fingerprint'
-    WHERE o.receiver = $1 AND o.part_of = $2 AND o.state = 'grouped' AND epoch_us(o.created) <= $3),
-said_last AS (
-    SELECT *, max(number) FILTER (is_said) OVER (PARTITION BY incident, fingerprint) AS newest FROM parts),
-found AS (
-    SELECT id, is_said AND number > coalesce(max(number) FILTER (NOT is_said AND number < newest)
-               OVER (PARTITION BY incident, fingerprint), -1) AS is_newest
-    FROM said_last WHERE number <= newest)
-UPDATE outbox SET state = CASE WHEN is_newest THEN $4 ELSE 'muted' END,
-    answer = CASE WHEN is_newest THEN $5 ELSE 'replaced by a later message' END
-FROM found WHERE outbox.id = found.id
+UPDATE outbox SET state = n.state, answer = n.answer
+FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest($3::VARCHAR[]) AS answer) n
+WHERE outbox.part_of = n.id AND outbox.state = 'grouped'
 """
-"""What was in a message has its result: a row that fires an alert if the message fires it, a row that ends it if the
-message ends it. What another row replaced before it was in a message is in none. The others wait in the group, as what
-an inhibition kept out of it does."""
+"""What a message of a group says has its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +41,6 @@ class Result:
 
     id: str
     incident: str
-    created: int
     state: str
     answer: str
     later: int
@@ -92,6 +77,7 @@ class Settlements:
             for r in self._waiting:
                 if r.reference:
                     connection.execute(_REFER, [self._receiver, r.incident, r.reference, r.now])
-                if r.state != "pending" and r.incident.startswith(GROUP_PREFIX):
-                    connection.execute(_SETTLE_PARTS, [self._receiver, r.incident, r.created, r.state, r.answer, r.id])
+            done = [r for r in self._waiting if r.state != "pending" and r.incident.startswith(GROUP_PREFIX)]
+            if parts := [(r.id, r.state, r.answer) for r in done]:
+                connection.execute(_SETTLE_PARTS, [list(column) for column in zip(*parts, strict=True)])
         self._waiting, self._works = [], True

@@ -206,7 +206,9 @@ BOUNDS: Mapping[str, Bound] = {
                 AND (created < make_timestamptz({{history}}) OR NOT {FIRES})""",
         ),
     ),
-    "notify_groups": Bound("groups of alerts that fire; removed when the last of them ended"),
+    "notify_groups": Bound(
+        "groups of alerts that fire; removed when the last of them ended, or a week after their receiver was removed"
+    ),
     "notify_threads": Bound(
         "a week after their incident was resolved, with its messages",
         ("DELETE FROM notify_threads WHERE thread NOT IN (SELECT incident FROM outbox)",),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
+from pipeline.incidents import ledger
 from pipeline.model.records import Life
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 from tests.pipeline.test_inhibited_pages import ANN, ENDED, PAGED, SENT, HeardSite, heard, open_all, pager
@@ -56,7 +57,7 @@ def rows(harness: NotifierHarness, cause: str) -> list[tuple[str, str, str]]:
     return harness.database.cursor().execute(query, [f"inc-{cause}"]).fetchall()
 
 
-SENT_ROW, NEVER = "HTTP 200", "ended before its group was sent"
+SENT_ROW, NEVER = "HTTP 200", "ended before it was sent"
 
 
 def test_an_alert_that_was_sent_ends_once_though_a_message_without_it_came_between(
@@ -150,6 +151,64 @@ def test_a_receiver_gets_the_end_of_what_it_got_wherever_it_was_sent(
     assert {state for _, state, _ in rows(harness, SOURCE)} == {"delivered"}
     assert harness.database is not None
     assert harness.database.cursor().execute("SELECT count(*) FROM notify_groups").fetchone() == (0,)
+
+
+def test_groups_and_rows_of_an_older_version_go_on_where_they_were(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    """That one stored alerts that no message said, and named the group in rows before there was a message."""
+    one, two, three = TARGETS
+    harness.write_change("opened", one)
+    pass_time(harness)
+    assert harness.database is not None
+    with harness.database.transaction() as connection:
+        (text,) = connection.execute("SELECT state FROM notify_groups").fetchone() or ("",)
+        group = json.loads(text)
+        (said,) = group["alerts"].values()
+        old = {**said["body"], "incident": said["incident"], "acknowledged": False, "sent": True, "since": 1}
+        unsaid = {**old, "fingerprint": "00", "incident": f"inc-{two}", "sent": False}
+        del group["waiting"]
+        group["alerts"] = {old["fingerprint"]: old, "00": unsaid}
+        connection.execute("UPDATE notify_groups SET state = ?", [json.dumps(group)])
+    harness.write_change("opened", two)
+    harness.write_change("opened", three)
+    harness.resolve(three)
+    with harness.database.transaction() as connection:
+        query = "UPDATE outbox SET state = 'grouped', part_of = ? WHERE state = 'held'"
+        connection.execute(query, [group["id"]])
+    harness.restart()
+    pass_time(harness)
+    harness.resolve(one)
+    harness.resolve(two)
+    pass_time(harness)
+    both = "firing", "resolved"
+    assert [told(receiver, cause) for cause in TARGETS] == [["firing", *both], [*both], []], "its message lists all"
+    assert [{state for _, state, _ in rows(harness, cause)} for cause in TARGETS] == [
+        {"delivered"},
+        {"delivered"},
+        {"muted"},
+    ]
+
+
+def test_what_a_refused_message_of_a_group_said_is_sent_again_by_that_message(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    harness.write_change("opened", TARGETS[0])
+    harness.write_change("opened", TARGETS[1])
+    receiver.refuses = dict.fromkeys(TARGETS, 400)
+    pass_time(harness, 3)
+    assert harness.database is not None
+    with harness.database.transaction() as connection:
+        connection.execute("UPDATE outbox SET state = 'dead'")
+    receiver.refuses, refused = {}, len(receiver.posts)
+    with harness.database.transaction() as connection:
+        (part,) = connection.execute("SELECT min(id) FROM outbox WHERE part_of IS NOT NULL").fetchone() or ("",)
+        ids = ledger.replay_payloads(connection, [part], None, "ada", harness.now)
+    assert len(ids) == 3, "the message, and both rows that it says"
+    pass_time(harness)
+    (message,) = [body for _, body in receiver.posts[refused:]]
+    assert [alert["status"] for alert in message["alerts"]] == ["firing", "firing"]
+    assert {state for cause in TARGETS[:2] for _, state, _ in rows(harness, cause)} == {"delivered"}
 
 
 @pytest.mark.sample(every=5)
@@ -291,7 +350,7 @@ def test_the_acknowledgement_of_a_group_says_nothing_of_what_was_not_sent(
     assert [body["event_action"] for body in pager.bodies("/v2/enqueue")] == ["trigger", "acknowledge"]
     query = "SELECT incident, kind, state FROM outbox WHERE NOT starts_with(incident, 'grp-') ORDER BY created, number"
     found = site.database.connection.execute(query).fetchall()
-    assert (page, "firing", "grouped") in found
+    assert (page, "firing", "held") in found
     assert [state for incident, _, state in found if incident == source] == ["delivered", "delivered"]
     site.database.close()
 

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.config.receivers import InhibitRule, Notify, Webhook
 from pipeline.model.records import Life
+from pipeline.notify import held_rows
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 
 SOURCE, PAGES = "cdu:c1", [f"gpu:n{n}.0" for n in range(5)]
@@ -30,7 +31,7 @@ def harness(tmp_path: Path, receiver: Receiver) -> Iterator[NotifierHarness]:
 
 
 def count_reads(harness: NotifierHarness, rounds: int = 1) -> dict[str, int]:
-    """How often the rounds of all receivers read the open incidents, and the held messages."""
+    """How often the rounds of all receivers read the open incidents, and decided about held messages."""
     counts = Counter[str]()
 
     def count(owner: Any, name: str) -> None:
@@ -42,39 +43,39 @@ def count_reads(harness: NotifierHarness, rounds: int = 1) -> dict[str, int]:
 
         setattr(owner, name, counted)
 
-    count(harness.notifier._planner, "label_all")
+    count(harness.notifier._inhibitor, "find_all")
     for held in harness.notifier._held.values():
-        count(held, "_read_held")
+        count(held, "_decide_and_flush")
     for _ in range(rounds):
         for name in NAMES:
             harness.send_due(0.5, name)
-    del harness.notifier._planner.label_all
+    del harness.notifier._inhibitor.find_all
     for held in harness.notifier._held.values():
-        del held._read_held
+        del held._decide_and_flush
     return dict(counts)
 
 
 def test_receivers_read_what_is_held_once_and_the_open_incidents_once_for_all_of_them(harness: NotifierHarness) -> None:
-    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    assert count_reads(harness, 3) == {"find_all": 1, "_decide_and_flush": 3}
     assert count_reads(harness, 20) == {}
 
 
 def test_every_change_that_decides_about_held_messages_is_noticed(harness: NotifierHarness, receiver: Receiver) -> None:
     count_reads(harness, 3)
     harness.write_change("acknowledged", PAGES[0], state="acknowledged", life=Life(acknowledged_by="ann"))
-    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    assert count_reads(harness, 3) == {"find_all": 1}
     harness.write_change("opened", "gpu:n9.0")
-    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    assert count_reads(harness, 3) == {"find_all": 1, "_decide_and_flush": 3}
     harness.write_change("opened", "cdu:c2")
-    assert count_reads(harness, 3) == {"label_all": 1, "_read_held": 3}
+    assert count_reads(harness, 3) == {"find_all": 1}
     harness.write_change("silenced", PAGES[1], life=Life(silenced_by=("s1",)))
-    assert count_reads(harness, 3)["_read_held"] >= 3
+    assert count_reads(harness, 3)["_decide_and_flush"] >= 3
     assert harness.database is not None
     harness.database.connection.execute("UPDATE outbox SET attempts = attempts + 1")
     assert count_reads(harness, 3) == {}
     sent = len(receiver.posts)
     harness.resolve(SOURCE)
-    assert count_reads(harness, 3)["label_all"] == 1
+    assert count_reads(harness, 3)["find_all"] == 1
     assert len(receiver.posts) == sent + 3 * 6, "the end of the source, four pages that waited, and the new one"
 
 
@@ -82,7 +83,7 @@ def test_all_that_is_held_is_decided_about_after_a_change_also_if_it_is_read_in_
     harness: NotifierHarness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.notify.held_messages.MOST", 2)
-    assert count_reads(harness, 8)["_read_held"] >= 9
+    assert count_reads(harness, 8)["_decide_and_flush"] >= 9
     assert count_reads(harness, 3) == {}
     harness.resolve(SOURCE)
     count_reads(harness, 8)
@@ -115,16 +116,15 @@ def test_a_page_is_held_whose_source_is_written_with_it_in_the_middle_of_a_round
     hook = Webhook("r0", f"http://127.0.0.1:{receiver.server_port}/")
     made = NotifierHarness(tmp_path, [], Notify(webhooks=(hook,), inhibit_rules=(rule,)))
     made.write_change("opened", PAGES[0])
-    held = made.notifier._held["r0"]
-    real = held._read_held
+    real = held_rows.load_rows
 
-    def read(cursor: Any) -> Any:
+    def read(*given: Any) -> Any:
         monkeypatch.undo()
         made.write_change("opened", SOURCE)
         made.write_change("opened", PAGES[1])
-        return real(cursor)
+        return real(*given)
 
-    monkeypatch.setattr(held, "_read_held", read)
+    monkeypatch.setattr(held_rows, "load_rows", read)
     for _ in range(4):
         made.send_due(0.5, "r0")
     assert SOURCE in {a["labels"]["cause"] for _, body in receiver.posts for a in body["alerts"]}

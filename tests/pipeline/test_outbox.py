@@ -17,7 +17,8 @@ from pipeline.config.receivers import Notify, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
-from pipeline.notify.outbox import RETENTION_S, RETRY_S, WATCHDOG_INTERVAL_S, Notifier
+from pipeline.notify.outbox import RETRY_S, WATCHDOG_INTERVAL_S, Notifier
+from pipeline.notify.retention import RETENTION_S
 from tests.pipeline.notifier_harness import START, NotifierHarness, Receiver
 from tests.until import until
 

@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
-from pipeline.notify.outbox import RETENTION_S, RETRY_S
+from pipeline.notify.outbox import RETRY_S
+from pipeline.notify.retention import RETENTION_S
 from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
 from tests.until import until
 
@@ -98,7 +99,7 @@ def test_a_new_receiver_gets_what_fires_and_the_others_nothing_again(
     for _ in range(2):
         harness.restart()
         harness.notifier.load_state()
-        harness.notifier.write_unsent()
+        harness.notifier.write_missed()
         harness.send_due(5, "r0")
         harness.send_due(0, "r1")
     assert new.alerts == [("firing", "gpu:n1.0")]

@@ -1,0 +1,211 @@
+"""Groups of alerts of one receiver: what messages said of them, and what the next message says.
+
+A stored group has what its messages fired and did not end yet. What waits for its next message is in memory only: the
+held rows of the outbox say it again after a restart. Reasons and times are those of Alertmanager 0.34.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.model.records import SECOND, iso
+
+GROUP_PREFIX = "grp-"
+SAID_AGAIN: Mapping[str, str] = {
+    "opened": "first notification",
+    "acknowledgement_expired": "acknowledgement ended",
+    "worsened": "worsened",
+    "escalated": "escalated",
+}
+"""Events for which a group says again what it said, with the reason of the message. Alertmanager knows none of them.
+What was said is opened again only where the message never arrived: its receiver was not configured any more."""
+
+
+@dataclass(slots=True)
+class GroupAlert:
+    """An alert of a group.
+
+    body: as in messages.   number: of the newest row about it.   said: number up to which messages said it; 0: none.
+    again: the event of SAID_AGAIN that no message said yet; empty: none.
+    """
+
+    body: dict[str, Any]
+    incident: str
+    acknowledged: bool = False
+    number: int = 0
+    said: int = 0
+    again: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the alert."""
+        return str(self.body["fingerprint"])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it fires no more."""
+        return bool(self.body["status"] == "resolved")
+
+    def end(self, now: int) -> None:
+        """Ends it, unless it has ended."""
+        if not self.has_ended:
+            self.body = {**self.body, "status": "resolved", "endsAt": iso(now)}
+
+
+Alerts = dict[str, GroupAlert]
+"""By fingerprint."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The alerts of one route with equal `group_by` labels.
+
+    alerts:  what messages fired and did not end yet.   waiting: what no message said yet; it fires.
+    firing, resolved: fingerprints in the last message.   acknowledged: whether that was said of all that fire.
+    flush_at, sent_at: next tick and last message (UTC us; 0: none).
+    """
+
+    id: str
+    key: str
+    labels: dict[str, str]
+    flush_at: int
+    alerts: Alerts = field(default_factory=dict)
+    firing: list[str] = field(default_factory=list)
+    resolved: list[str] = field(default_factory=list)
+    acknowledged: bool = False
+    sent_at: int = 0
+    waiting: Alerts = field(default_factory=dict)
+
+    def flush(
+        self, now: int, repeat_s: float, is_hidden: Callable[[GroupAlert], bool]
+    ) -> tuple[str, Sequence[GroupAlert]]:
+        """Returns why a message is due and its alerts; ("", []) if none is. What it ends leaves the group.
+
+        is_hidden: whether an alert that fires is in no message now.
+        """
+        everything = {**self.alerts, **self.waiting}
+        shown = [one for one in everything.values() if one.has_ended or not is_hidden(one)]
+        firing = [one.fingerprint for one in shown if not one.has_ended]
+        resolved = [one.fingerprint for one in shown if one.has_ended]
+        reason = self._find_reason(shown, firing, resolved)
+        if not reason and firing and now - self.sent_at > repeat_s * SECOND:
+            reason = "repeat interval elapsed"
+        if not reason:
+            return "", []
+        self.firing, self.resolved, self.sent_at, self.acknowledged = firing, resolved, now, False
+        for one in shown:
+            one.said, one.again = one.number, ""
+        self.alerts = {name: one for name, one in everything.items() if one.said and not one.has_ended}
+        self.waiting = {name: one for name, one in self.waiting.items() if not one.said}
+        return reason, shown
+
+    def _find_reason(self, shown: Sequence[GroupAlert], firing: Sequence[str], resolved: Sequence[str]) -> str:
+        """Returns the first reason for a message before its repetition; the order is that of Alertmanager."""
+        if not set(firing) <= set(self.firing):
+            return "new alerts added" if self.firing else "first notification"
+        if not firing:
+            return "all alerts resolved" if resolved else ""
+        if resolved:  # what ended is in one message, so none of them was said before
+            return "some alerts resolved"
+        if self.lost_its_owner(shown):
+            return "acknowledgement ended"
+        return next((SAID_AGAIN[one.again] for one in shown if one.again), "")
+
+    def lost_its_owner(self, shown: Iterable[GroupAlert]) -> bool:
+        """Returns whether its alerts were said to be acknowledged, and one of those that fire now is not."""
+        return self.acknowledged and not all(one.acknowledged or one.has_ended for one in shown)
+
+    def list_newly_acknowledged(self) -> Sequence[GroupAlert]:
+        """Returns the alerts that fire in the last message if all are acknowledged and no message said so yet; and
+        remembers it."""
+        firing = [self.alerts[name] for name in self.firing if name in self.alerts]
+        firing = [one for one in firing if not one.has_ended]
+        if self.acknowledged or not all(one.acknowledged for one in firing):
+            return []
+        self.acknowledged = bool(firing)
+        return firing
+
+    def as_text(self) -> str:
+        """Returns it as it is stored."""
+        return json.dumps({**dataclasses.asdict(self), "waiting": {}}, separators=(",", ":"))
+
+
+def read_group(text: str) -> Group:
+    """Returns a stored group.
+
+    In one that an older version wrote, alerts are the bodies themselves, also those that no message said.
+    """
+    table = json.loads(text)
+    alerts = table.pop("alerts")
+    said = {
+        name: GroupAlert(**one)
+        if "body" in one
+        else GroupAlert(one, one.pop("incident"), one.pop("acknowledged"), number=1, said=1)
+        for name, one in alerts.items()
+        if "body" in one or one.pop("sent", False) or name in table["firing"]
+    }
+    return Group(**{**table, "waiting": {}}, alerts=said)
+
+
+def name_group(receiver: str, key: str) -> str:
+    """Returns the id of a group: the same for its whole life, and again for a later one of the same labels."""
+    return f"{GROUP_PREFIX}{hashlib.sha256(f'{receiver} {key}'.encode()).hexdigest()[:16]}"
+
+
+class Groups:
+    """The groups of one receiver, by key."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self.by_key = {group.key: group for group in groups}
+        self._places: dict[str, set[tuple[str, str]]] = defaultdict(set)  # incident -> (key, fingerprint), or more
+        for group in self.by_key.values():
+            for name, alert in group.alerts.items():
+                self._places[alert.incident].add((group.key, name))
+
+    def find_said(self, incident: str) -> list[tuple[Group, GroupAlert]]:
+        """Returns the alerts of an incident that messages fired, and did not end yet, with their groups."""
+        found = [(group, group.alerts.get(name)) for group, name in self._list_places(incident)]
+        return [(group, alert) for group, alert in found if alert is not None and alert.incident == incident]
+
+    def find_waiting(self, incident: str) -> list[GroupAlert]:
+        """Returns the alerts of an incident that wait for their first message."""
+        found = [group.waiting.get(name) for group, name in self._list_places(incident)]
+        return [alert for alert in found if alert is not None and alert.incident == incident]
+
+    def add_waiting(self, group: Group, alert: GroupAlert) -> None:
+        """Adds an alert that the next message of a group fires."""
+        self.by_key[group.key] = group
+        group.waiting[alert.fingerprint] = alert
+        self._places[alert.incident].add((group.key, alert.fingerprint))
+
+    def withdraw(self, incident: str) -> None:
+        """Removes the alerts of an incident that wait for their first message."""
+        for group, name in self._list_places(incident):
+            group.waiting.pop(name, None)
+
+    def list_due(self, now: int) -> list[Group]:
+        """Returns the groups whose tick has come, the oldest first."""
+        return sorted((g for g in self.by_key.values() if g.flush_at <= now), key=lambda group: group.flush_at)
+
+    def remove_empty(self) -> list[Group]:
+        """Removes the groups that have no alert, and returns them."""
+        empty = [group for group in self.by_key.values() if not group.alerts and not group.waiting]
+        for group in empty:
+            del self.by_key[group.key]
+        return empty
+
+    def forget(self, incident: str) -> None:
+        """Forgets an incident of which no group has an alert."""
+        if not self.find_said(incident) and not self.find_waiting(incident):
+            self._places.pop(incident, None)
+
+    def _list_places(self, incident: str) -> Iterator[tuple[Group, str]]:
+        for key, name in sorted(self._places.get(incident, ())):
+            if key in self.by_key:
+                yield self.by_key[key], name

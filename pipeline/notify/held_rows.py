@@ -1,0 +1,127 @@
+"""Queries of held messages and of groups, in the tables `outbox` and `notify_groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import duckdb
+
+from pipeline.notify.inhibited_messages import HeldMessage, Settlement, parse_held
+
+_STATE = "SELECT count(*), bit_xor(hash(id)) FROM outbox WHERE receiver = $1 AND state = 'held'"
+_IDS = "SELECT id FROM outbox WHERE receiver = $1 AND state = 'held'"
+_ROWS = """
+SELECT id, incident, kind, payload, epoch_us(created), number FROM outbox
+WHERE id IN (SELECT unnest($1::VARCHAR[])) AND state = 'held' ORDER BY created, incident, number
+"""
+_SENT_ALONE = """
+SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
+AND part_of IS NULL AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
+HAVING arg_max(kind, number) = 'firing'
+"""
+_NEWEST = """
+SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
+GROUP BY incident
+"""
+_PENDING = """
+SELECT DISTINCT incident FROM outbox WHERE receiver = $1 AND state = 'pending'
+AND incident IN (SELECT unnest($2::VARCHAR[]))
+"""
+_FIRING = """
+SELECT id FROM incidents WHERE id IN (SELECT unnest($1::VARCHAR[])) AND resolved IS NULL
+AND coalesce(json_array_length(life, '$.silenced_by'), 0) = 0
+"""
+_UNREAD = """
+FROM outbox WHERE receiver = $1 AND state = 'grouped' AND part_of NOT IN (SELECT id FROM outbox WHERE receiver = $1)
+"""
+"""Rows whose `part_of` is a group: an older version wrote them."""
+_HOLD_UNREAD = f"""
+UPDATE outbox SET state = CASE WHEN n.message IS NULL THEN 'held' ELSE state END, part_of = n.message
+FROM (SELECT o.id, (SELECT arg_max(m.id, m.number) FROM outbox m WHERE m.receiver = $1 AND m.incident = o.part_of
+                    AND m.state = 'pending' AND m.created >= o.created AND m.kind <> 'update') AS message
+      FROM (SELECT id, part_of, created {_UNREAD}) o) n
+WHERE outbox.id = n.id
+"""
+_SETTLE = """
+UPDATE outbox SET state = n.state, answer = CASE WHEN n.state = 'muted' THEN n.reason ELSE answer END,
+    part_of = CASE WHEN n.state = 'grouped' THEN n.reason END,
+    kind = CASE WHEN n.kind = '' THEN outbox.kind ELSE n.kind END,
+    payload = CASE WHEN n.body = '' THEN payload ELSE n.body END, next_attempt = make_timestamptz($6::BIGINT)
+FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest($3::VARCHAR[]) AS reason,
+             unnest($4::VARCHAR[]) AS kind, unnest($5::VARCHAR[]) AS body) n
+WHERE outbox.id = n.id
+"""
+_SAVE = """
+INSERT OR REPLACE INTO notify_groups SELECT $1, unnest($2::VARCHAR[]), unnest($3::VARCHAR[])
+"""
+_DELETE = "DELETE FROM notify_groups WHERE receiver = $1 AND id IN (SELECT unnest($2::VARCHAR[]))"
+
+
+def read_state(cursor: duckdb.DuckDBPyConnection, receiver: str) -> object:
+    """Returns what changes when a row is held, or is held no longer."""
+    return cursor.execute(_STATE, [receiver]).fetchone()
+
+
+def list_ids(cursor: duckdb.DuckDBPyConnection, receiver: str) -> set[str]:
+    """Returns the ids of the held rows."""
+    return {id_ for (id_,) in cursor.execute(_IDS, [receiver]).fetchall()}
+
+
+def load_rows(cursor: duckdb.DuckDBPyConnection, ids: Collection[str]) -> list[HeldMessage]:
+    """Returns held rows, the oldest first."""
+    return [parse_held(*row) for row in cursor.execute(_ROWS, [list(ids)]).fetchall()] if ids else []
+
+
+def find_sent_alone(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> set[str]:
+    """Returns the incidents of which the newest message outside of groups fires."""
+    return {one for (one,) in cursor.execute(_SENT_ALONE, [receiver, list(incidents)]).fetchall()}
+
+
+def find_newest(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> dict[str, int]:
+    """Returns the number of the newest row of each incident."""
+    return dict(cursor.execute(_NEWEST, [receiver, list(incidents)]).fetchall()) if incidents else {}
+
+
+def find_pending(cursor: duckdb.DuckDBPyConnection, receiver: str, groups: Sequence[str]) -> set[str]:
+    """Returns those of the groups of which a message waits for its receiver."""
+    return {one for (one,) in cursor.execute(_PENDING, [receiver, list(groups)]).fetchall()} if groups else set()
+
+
+def find_firing(cursor: duckdb.DuckDBPyConnection, incidents: Collection[str]) -> set[str]:
+    """Returns those of the incidents that are neither resolved nor silenced."""
+    return {one for (one,) in cursor.execute(_FIRING, [list(incidents)]).fetchall()} if incidents else set()
+
+
+def load_groups(cursor: duckdb.DuckDBPyConnection, receiver: str) -> list[str]:
+    """Returns the stored groups."""
+    rows = cursor.execute("SELECT state FROM notify_groups WHERE receiver = $1 ORDER BY id", [receiver]).fetchall()
+    return [state for (state,) in rows]
+
+
+def has_unread(cursor: duckdb.DuckDBPyConnection, receiver: str) -> bool:
+    """Returns whether there are rows in groups that an older version wrote."""
+    return cursor.execute(f"SELECT 1 {_UNREAD} LIMIT 1", [receiver]).fetchone() is not None
+
+
+def hold_unread(connection: duckdb.DuckDBPyConnection, receiver: str) -> None:
+    """Holds such rows again, but for those that a message says which waits for its receiver."""
+    connection.execute(_HOLD_UNREAD, [receiver])
+
+
+def settle(connection: duckdb.DuckDBPyConnection, settled: Sequence[Settlement], now: int) -> None:
+    """Writes the new states of rows."""
+    if settled:
+        rows = [(one.id, one.state, one.reason, one.kind, one.body) for one in settled]
+        connection.execute(_SETTLE, [*(list(column) for column in zip(*rows, strict=True)), now])
+
+
+def save_groups(connection: duckdb.DuckDBPyConnection, receiver: str, groups: Mapping[str, str]) -> None:
+    """Stores groups, by id."""
+    if groups:
+        connection.execute(_SAVE, [receiver, list(groups), list(groups.values())])
+
+
+def delete_groups(connection: duckdb.DuckDBPyConnection, receiver: str, ids: Sequence[str]) -> None:
+    """Deletes groups."""
+    if ids:
+        connection.execute(_DELETE, [receiver, list(ids)])
