@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import accepted
 from pipeline.model.errors import ConfigError
 
 DROP_INS = "conf.d"
@@ -31,6 +32,8 @@ def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | Non
     """Returns --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml or that of the host, if one exists."""
     if chosen := path or environ.get("FLEETPULSE_CONFIG"):
         return Path(chosen)
+    if (kept := accepted.read_texts(environ)) is not None:
+        return next(map(Path, kept), None)
     return next((usual for usual in (Path("fleetpulse.toml"), HOST) if usual.exists()), None)
 
 
@@ -53,13 +56,43 @@ def list_drop_ins(path: Path) -> list[Path]:
 
 def read_table(path: Path) -> Table:
     """Returns the content of a TOML file. Raises ConfigError."""
+    return _parse(str(path), _read(path))
+
+
+def read_texts(path: Path | None, environ: Mapping[str, str]) -> accepted.Texts:
+    """Returns the text of the file and its drop-ins, or what a reload kept of them. Raises ConfigError."""
+    texts = accepted.read_texts(environ)
+    if texts is None:
+        texts = {str(path): _read(path)} if path else {}
+        texts |= {str(file): _read(file) for file in (list_drop_ins(path) if path else ())}
+        accepted.write_texts(environ, texts)
+    return texts
+
+
+def have_changed(texts: accepted.Texts, environ: Mapping[str, str]) -> bool:
+    """Returns whether the files differ from their kept text, or cannot be read."""
+    path = next(map(Path, texts), None) or find_file(None, environ)
     try:
-        return tomllib.loads(path.read_text())
+        return read_texts(path, environ) != texts
+    except ConfigError:
+        return True
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
     except OSError as error:
         check_links(path)
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
-    except (ValueError, RecursionError) as error:  # also of a number of 4,300 digits, or of tables in tables
+    except ValueError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _parse(where: str, text: str) -> Table:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number of 4,300 digits, or of tables in tables
+        raise ConfigError(f"{where}: is not TOML: {error}") from error
 
 
 def check_links(path: Path) -> None:
@@ -74,10 +107,9 @@ def check_links(path: Path) -> None:
             ) from error
 
 
-def read_layers(path: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Table]]:
+def read_layers(path: Path | None, environ: Mapping[str, str]) -> Iterator[tuple[str, Table]]:
     """Yields (where, table) of the file, of each drop-in and of each group of this node. Raises ConfigError."""
-    layers = [(str(path), read_table(path))]
-    layers += [(str(file), read_table(file)) for file in list_drop_ins(path)]
+    layers = [(where, _parse(where, text)) for where, text in read_texts(path, environ).items()]
     groups = [pair for where, table in layers for pair in take_groups(where, table)]
     node = environ.get(NODE_VARIABLE, "")
     for where, table in layers:

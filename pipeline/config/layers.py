@@ -36,7 +36,7 @@ Make = Callable[[Layers, str], T]
 
 def list_layers(path: Path | None, environ: Mapping[str, str]) -> list[Layer]:
     """Returns file, drop-ins, groups of this node, variables. Raises ConfigError for a file that cannot be read."""
-    layers = [Layer(where, table) for where, table in (files.read_layers(path, environ) if path else ())]
+    layers = [Layer(where, table) for where, table in files.read_layers(path, environ)]
     for layer in layers:
         if "source" in layer.table:
             raise ConfigError(f"{layer.where}: [source] is not a section")

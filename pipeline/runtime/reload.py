@@ -1,7 +1,8 @@
 """SIGHUP: a service reads its configuration again, and if it is valid restarts in the same process.
 
 Nothing is lost: it is the stop and start of `systemctl restart`, which keep all state, without a new process, and only
-after the configuration was found valid and the change is recorded: in the audit, by an agent as an event.
+after the configuration was found valid and the change is recorded: in the audit, by an agent as an event. The new
+start gets the text that was checked; files that have changed since are its first reload.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn
 
+from pipeline.config import accepted, files
 from pipeline.config.addresses import hide_in_text
 from pipeline.config.changes import list_changes
 from pipeline.config.sections import Config
@@ -48,7 +50,8 @@ class Reload:
     ) -> None:
         self._service, self._config, self._load, self._fixed = service, config, load, fixed
         self._record, self._log = record, log
-        self._asked = False
+        kept = accepted.take_texts(os.environ)  # by the start before this one
+        self._asked = kept is not None and files.have_changed(kept, os.environ)
         self.accepted = False
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, self._ask)
@@ -62,6 +65,16 @@ class Reload:
         if not self._asked or self.accepted:
             return self.accepted
         self._asked = False
+        accepted.keep_texts(os.environ)
+        try:
+            self.accepted = self._check()
+        finally:
+            if not self.accepted:
+                accepted.take_texts(os.environ)
+        return self.accepted
+
+    def _check(self) -> bool:
+        """Returns whether a new start is due, which is then recorded."""
         try:
             changed = list_changes(self._config, self._load(), self._fixed, self._service)
         except Exception as error:  # noqa: BLE001 - whatever a check raises, the service goes on
@@ -74,7 +87,6 @@ class Reload:
         keys = "; ".join(changed[:_SHOWN]) + more
         self._record("done", keys)
         self._log(f"configuration reloaded: {keys}; starting again")
-        self.accepted = True
         return True
 
     def _refuse(self, error: Exception) -> None:
