@@ -17,7 +17,7 @@ import duckdb
 from pipeline.incidents.cases import PAIR_WINDOW, Case, Change, Condition
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.silences import expire, from_mute, load_silences, save_silence, to_mute
-from pipeline.incidents.wrong_pages import add_wrong_page, is_unneeded_page
+from pipeline.incidents.wrong_pages import add_unneeded_pages
 from pipeline.judging.mutes import Mute
 from pipeline.model.records import LEVELS, Finding, Incident, Life, iso, to_json
 
@@ -122,7 +122,9 @@ def write_changes(
         _write_incidents(connection, changes)
         _write_history(connection, changes)
     for change in changes:
-        _apply_end(connection, change)
+        _move_findings(connection, change)
+    ended = [c for c in changes if c.kind == "resolved" and c.actor == ACTOR and c.folded_into is None]
+    add_unneeded_pages(connection, [(c.incident, c.time) for c in ended if c.split_from is None])
     write_payloads(connection, payloads)
 
 
@@ -388,8 +390,8 @@ def _write_history(connection: duckdb.DuckDBPyConnection, changes: Sequence[Chan
         connection.execute(_HISTORY, [list(column) for column in zip(*rows, strict=True)])
 
 
-def _apply_end(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
-    """Moves the findings of an incident that was merged; counts a page that ended without harm or action."""
+def _move_findings(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
+    """Moves the findings of an incident that was merged or split."""
     i = change.incident
     if change.split_from is not None:
         names, entities = [k[0] for k in change.finding_keys], [k[1] for k in change.finding_keys]
@@ -400,8 +402,6 @@ def _apply_end(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
         )
     elif change.folded_into is not None:
         connection.execute("UPDATE findings SET incident = $1 WHERE incident = $2", [change.folded_into, i.id])
-    elif change.kind == "resolved" and change.actor == ACTOR and is_unneeded_page(connection, i):
-        add_wrong_page(connection, i, change.time, "ended without harm or action")
 
 
 def _load(cursor: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[Any]) -> list[Incident]:

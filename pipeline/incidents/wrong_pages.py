@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import duckdb
 
@@ -16,18 +16,38 @@ _WATCHED_SINCE = "watched_since"
 _DAY = 86_400 * SECOND
 
 
-def is_unneeded_page(connection: duckdb.DuckDBPyConnection, incident: Incident) -> bool:
-    """Returns whether a page ended without an action of a person and without a second family that saw harm."""
-    if incident.severity != "page" or incident.simulated or incident.is_held_back:
-        return False
-    acts = connection.execute(
-        "SELECT count(*) FROM history WHERE incident = $1 AND actor <> $2", [incident.id, ACTOR]
-    ).fetchone()
-    found = connection.execute(
-        "SELECT DISTINCT detector FROM findings WHERE incident = $1 AND level IN ('ticket', 'page')", [incident.id]
+def add_unneeded_pages(connection: duckdb.DuckDBPyConnection, ended: Sequence[tuple[Incident, int]]) -> None:
+    """Counts those of the incidents that were pages and ended without an action of a person and without a second family
+    that saw harm. ended: with the time (UTC us). All are looked up together: a storm may end at once."""
+    pages = {i.id: (i, time) for i, time in ended if i.severity == "page" and not i.simulated and not i.is_held_back}
+    if not pages:
+        return
+    acted = connection.execute(
+        "SELECT DISTINCT incident FROM history WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND actor <> $2",
+        [list(pages), ACTOR],
     ).fetchall()
-    names = {str(name) for (name,) in found} | {incident.detector}
-    return acts == (0,) and not names & LOGGED and len({family_of(name) for name in names}) == 1
+    found = connection.execute(
+        """SELECT incident, list(DISTINCT detector) FROM findings
+           WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND level IN ('ticket', 'page') GROUP BY incident""",
+        [list(pages)],
+    ).fetchall()
+    names = {id_: {incident.detector} for id_, (incident, _) in pages.items()}
+    for id_, detectors in found:
+        names[id_] |= set(detectors)
+    for (id_,) in acted:
+        del names[id_]
+    rows = [
+        (id_, pages[id_][0].detector, pages[id_][1])
+        for id_, own in names.items()
+        if not own & LOGGED and len({family_of(name) for name in own}) == 1
+    ]
+    if rows:
+        connection.execute(
+            """INSERT OR IGNORE INTO wrong_pages
+               SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), make_timestamptz(unnest($3::BIGINT[])),
+                      'ended without harm or action'""",
+            [list(column) for column in zip(*rows, strict=True)],
+        )
 
 
 def add_wrong_page(connection: duckdb.DuckDBPyConnection, incident: Incident, time: int, reason: str) -> None:

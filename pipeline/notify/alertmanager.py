@@ -23,7 +23,7 @@ from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident, iso
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import Endpoint
-from pipeline.notify.routes import Rules
+from pipeline.notify.routes import Rules, show_labels
 
 STILL_FIRING = "0001-01-01T00:00:00Z"
 """`endsAt` of every firing alert: Go's zero time, as Alertmanager sends it."""
@@ -98,10 +98,9 @@ def make_body(
 ) -> dict[str, Any]:
     """Returns the request body of a group of alerts; it fires while one of them does. key: `groupKey`, if the group is
     that of a route."""
-    shown = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in group.items())
     return {
         "version": "4",
-        "groupKey": key or f"{{}}:{{{shown}}}",
+        "groupKey": key or f"{{}}:{show_labels(group)}",
         "truncatedAlerts": 0,
         "status": "firing" if any(a["status"] == "firing" for a in alerts) else "resolved",
         "receiver": receiver,

@@ -24,7 +24,7 @@ from pipeline.notify import held_rows
 from pipeline.notify.groups import SAID_AGAIN, Group, GroupAlert, Groups, name_group, read_group
 from pipeline.notify.inhibited_messages import Decision, HeldMessage, Settlement, Situation, decide, keep_firing
 from pipeline.notify.open_alerts import OpenAlertReader, OpenAlerts
-from pipeline.notify.routes import Labels, RouteNode, Rules
+from pipeline.notify.routes import Labels, RouteNode, Rules, show_labels
 
 MOST = 1000
 """Incidents that are decided about in one transaction, and groups that are flushed in one: the first pages leave before
@@ -313,7 +313,7 @@ class HeldMessages:
         due = self._groups.list_due(this.now)[:MOST]
         waiting = held_rows.find_pending(connection, self._receiver, [group.id for group in due])
         for group in due:
-            node = self._routes.get(group.key.rpartition(":{")[0])
+            node = self._routes.get(group.key.removesuffix(f":{show_labels(group.labels)}"))
             repeat, interval = (node.repeat_s, node.interval_s) if node else (float("inf"), 1.0)
             if group.id in waiting:
                 group.sent_at = this.now  # it is repeated some time after it arrived

@@ -112,8 +112,12 @@ class RouteNode:
 
     def group_key(self, labels: Labels) -> str:
         """Returns Alertmanager's `groupKey`."""
-        shown = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in self.group_labels(labels).items())
-        return f"{self.key}:{{{shown}}}"
+        return f"{self.key}:{show_labels(self.group_labels(labels))}"
+
+
+def show_labels(labels: Labels) -> str:
+    """Returns labels as in a `groupKey`, behind the key of the route."""
+    return "{" + ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in labels.items()) + "}"
 
 
 def build_tree(notify: Notify) -> RouteNode | None:

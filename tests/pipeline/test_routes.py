@@ -152,6 +152,17 @@ def run_for(harness: NotifierHarness, seconds: int, step: int = 1) -> None:
         harness.send_due(step)
 
 
+def test_a_group_whose_labels_look_like_the_end_of_a_key_keeps_the_intervals_of_its_route(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    route = Route("r0", group_by=("cause",), group_wait="0s", group_interval="1m", repeat_interval="2m")
+    made = NotifierHarness(tmp_path, [], Notify(webhooks=hooks(receiver), route=route))
+    made.write_change("opened", 'gpu:n1:{rack="x"}')
+    run_for(made, 200, 10)
+    assert [reason for reason, _, _ in posts(receiver)] == ["first notification", "repeat interval elapsed"]
+    made.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("days", [0, 8, 80])
 def test_a_group_that_fired_when_old_rows_were_removed_goes_on_under_new_keys_and_is_resolved(
