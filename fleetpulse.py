@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from detectors.base.detector import Detector
     from pipeline.config.sections import Config
 
-ON_NODES = ("agent", "once", "record", "doctor")
+ON_NODES = ("agent", "once", "record", "doctor", "config")
 SERVICES = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "simulate")
 KEEP_STATE = ("agent", "gateway", "pipeline", "dashboard", "up", "demo", "init", "backup", "restore", "support")
 
@@ -195,16 +195,18 @@ def _pipeline(given: argparse.Namespace) -> int:
 
 def _configure_detectors(config: Config) -> list[Detector]:
     """Returns the detectors. Raises ConfigError for a key of [detector.NAME], or an unknown detector of [[modes]]."""
-    import detectors
     from pipeline.config.origin import check_with_origin
+
+    return check_with_origin(config, _make_detectors)
+
+
+def _make_detectors(config: Config) -> list[Detector]:
+    import detectors
     from pipeline.judging.mutes import check_rules
 
-    def configure(one: Config) -> list[Detector]:
-        found = detectors.configured(one.detector, one.source)
-        check_rules(one.modes, [detector.name for detector in found], one.source)
-        return found
-
-    return check_with_origin(config, configure)
+    found = detectors.configured(config.detector, config.source)
+    check_rules(config.modes, [detector.name for detector in found], config.source)
+    return found
 
 
 def _or_start_again(code: int) -> int:
@@ -307,33 +309,48 @@ def _config(given: argparse.Namespace) -> int:
     from pipeline.commands import configuration
 
     given.verb = given.verb or "check"
-    rows, columns = configuration.run_config(given)
+    rows, columns = configuration.run_config(given, _check_group_owners)
     if given.verb == "check":
-        _check_owners(_load_config(given))
+        _check_owners(_load_config(given), given.agent)
     if given.verb == "diff" and given.output == "table":
         rows = configuration.show_empty(rows)
     _print_rows(rows, columns, given.output)
     return int(given.verb == "diff" and bool(rows))
 
 
-def _check_owners(config: Config) -> None:
+def _check_owners(config: Config, agent: bool) -> None:
     """Raises ConfigError for what collectors refuse, on a node for all that a start of its agent refuses, and where
-    detectors are installed, for what they refuse.
+    detectors are installed, for what they refuse. agent: only what a start of an agent refuses.
 
     On a server the settings of agents may be those of other nodes, which groups complete.
     """
-    import importlib.util
-
     from agents.node.start_checks import check_configuration, configure
     from pipeline.commands.installed import is_node
     from pipeline.config.origin import check_with_origin
 
-    if is_node():
+    if agent or is_node():
         check_configuration(config)
     else:
         check_with_origin(config, configure)
-    if importlib.util.find_spec("numba") is not None:
+    if not agent and _has_detectors():
         _configure_detectors(config)
+
+
+def _check_group_owners(config: Config) -> None:
+    """Raises ConfigError for what the agent of another node refuses, and where detectors are installed, they."""
+    from agents.node.start_checks import check_distinct_ports, check_settings, configure
+
+    configure(config)
+    check_settings(config)
+    check_distinct_ports(config)
+    if _has_detectors():
+        _make_detectors(config)
+
+
+def _has_detectors() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("numba") is not None
 
 
 def _check(given: argparse.Namespace) -> int:

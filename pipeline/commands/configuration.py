@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.group_checks import Check, Group, check_group
 from pipeline.commands.start_checks import check_receivers
 from pipeline.config import files
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import compare_configs, flatten
-from pipeline.config.layers import PREFIX, Layer, list_layers
+from pipeline.config.layers import PREFIX, Layer
 from pipeline.config.origin import check_with_origin
-from pipeline.config.sections import Config, build_config, load_config
-from pipeline.model.errors import ConfigError
+from pipeline.config.sections import Config, load_config
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN = ("key", "value", "from")
@@ -24,8 +24,11 @@ CHECKED = ("file", "state", "found")
 DEFAULT = "default"
 
 
-def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
-    """Returns the rows of a verb and their columns. Raises ConfigError about a configuration that is wrong."""
+def run_config(given: argparse.Namespace, owners: Check = lambda _: None) -> tuple[Rows, Sequence[str]]:
+    """Returns the rows of a verb and their columns. Raises ConfigError about a configuration that is wrong.
+
+    owners: what else a group of other nodes must be.
+    """
     environ = dict(os.environ)
     if given.verb in ("show", "diff") and given.node:
         environ[files.NODE_VARIABLE] = given.node
@@ -37,8 +40,11 @@ def run_config(given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     if given.verb == "show":
         rows = show_config(load_config(given.config, environ), given.config, environ)
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
-    check_with_origin(load_config(given.config), check_receivers)
-    return check_files(files.find_file(given.config, environ), environ), CHECKED
+    config = load_config(given.config)
+    if given.agent:
+        return [{"file": config.source, "state": "ok", "found": "what an agent of this node needs"}], CHECKED
+    check_with_origin(config, check_receivers)
+    return check_files(files.find_file(given.config, environ), environ, owners), CHECKED
 
 
 def show_empty(rows: Rows) -> Rows:
@@ -46,48 +52,32 @@ def show_empty(rows: Rows) -> Rows:
     return [{key: repr(one) if one in ([], "", {}) else one for key, one in row.items()} for row in rows]
 
 
-def check_files(path: Path | None, environ: Mapping[str, str]) -> Rows:
+def check_files(path: Path | None, environ: Mapping[str, str], owners: Check) -> Rows:
     """Returns a row per file and group, all of which are valid. Raises ConfigError for a group of other nodes too."""
     if path is None:
         return [{"file": "", "state": "ok", "found": "no file: every key has its default"}]
     layers: list[Layer] = []
-    rows, groups = [], []
+    rows: list[Mapping[str, Any]] = []
+    groups: list[Group] = []
     for file in files.list_files(path):
         table = files.read_table(file)
         found = files.take_groups(str(file), table)
         layers.append(Layer(str(file), table))
-        groups += found
+        groups += [Group(Layer(where, sections), patterns) for where, patterns, sections in found]
         rows.append({"file": str(file), "state": "ok", "found": f"{len(table)} sections, {len(found)} groups"})
-    for where, patterns, table in groups:
-        _check_group(layers, Layer(where, table), environ)
-        rows.append({"file": where, "state": "ok", "found": f"for nodes {', '.join(patterns)}"})
+    for group in groups:
+        check_group(layers, groups, group, environ, owners)
+        rows.append({"file": group.layer.where, "state": "ok", "found": f"for nodes {', '.join(group.patterns)}"})
     return rows
-
-
-def _check_group(layers: list[Layer], group: Layer, environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a group that is wrong. Other nodes may lack the variables of this one: they count only
-    where the files need them without the group too."""
-    try:
-        check_receivers(build_config([*layers, group], group.where))
-    except ConfigError:
-        if _are_sound(layers):
-            raise
-        check_receivers(build_config([*layers, group, *list_layers(None, environ)], group.where))
-
-
-def _are_sound(layers: list[Layer]) -> bool:
-    try:
-        check_receivers(build_config(layers, ""))
-    except ConfigError:
-        return False
-    return True
 
 
 def show_config(config: Config, path: str | None, environ: Mapping[str, str]) -> Rows:
     """Returns one row per key in force, and what set it: a file, a group, a variable of the environment, a default."""
     file = files.find_file(path, environ)
     layers = list(files.read_layers(file, environ)) if file else []
-    variables = {name.removeprefix(PREFIX).lower().replace("__", "."): name for name in environ}
+    variables = {
+        name.removeprefix(PREFIX).lower().replace("__", "."): name for name in environ if name.startswith(PREFIX)
+    }
     rows = []
     for key, value in flatten(config):
         origin = DEFAULT

@@ -15,17 +15,17 @@ from pipeline.model.errors import ConfigError
 def check_receivers(config: Config, secrets: bool = False) -> None:
     """Raises ConfigError if a step of escalation or a route names no receiver, or a receiver can never be called.
 
-    Routes and receivers are checked where the pipeline's packages are installed: a node has none of them. secrets:
-    whether those are read too; the person who checks may have no right to.
+    Only where the pipeline's packages are installed: a node calls no receiver, and a group of the server may be the
+    only one that has them. secrets: whether those are read too; the person who checks may have no right to.
     """
+    if is_node():
+        return
     known = [one.name for one in config.notify.receivers]
     for number, step in enumerate(config.incidents.escalation):
         for name in step.receivers:
             if name not in known:
                 where = f"{config.source}: [[incidents.escalation]] {number + 1}: receivers = {list(step.receivers)!r}"
                 raise ConfigError(f"{where}: {name!r} is not a receiver; {_describe_known(name, known)}")
-    if is_node():
-        return
     from pipeline.notify.receivers import build_endpoints
     from pipeline.notify.routes import build_rules
 

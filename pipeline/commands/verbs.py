@@ -37,7 +37,10 @@ END = option("--wait", "seconds to wait for the end (default: 300)", type=float,
 NODE_READS = option("--node", "as this node would read it, with its groups", metavar="NAME")
 VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "config": {
-        "check": ("check all files, drop-ins and groups (the default)", (OUTPUT,)),
+        "check": (
+            "check all files, drop-ins and groups (the default)",
+            (option("--agent", "only what a start of this node's agent refuses", action="store_true"), OUTPUT),
+        ),
         "show": (
             "show each key in force and what set it",
             (
