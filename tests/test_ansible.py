@@ -86,6 +86,7 @@ def test_every_variable_has_a_default() -> None:
         "fleetpulse_made",
         "fleetpulse_newer",
         "fleetpulse_draft",
+        "fleetpulse_removed",
     }
     made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
@@ -101,6 +102,30 @@ def test_the_role_names_the_packages_and_units_that_exist() -> None:
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert DEFAULTS["fleetpulse_version"] == version[1]
+
+
+def test_packages_are_installed_and_removed_by_command() -> None:
+    """Ansible's modules for packages want python3-apt, which a minimal Debian lacks, or are not in ansible-core."""
+    for name in ("main.yml", "uninstall.yml"):
+        tasks = (ROLE / "tasks" / name).read_text()
+        assert re.findall(r"ansible\.builtin\.(?:apt|dnf\w*|yum|package):", tasks) == []
+
+
+@pytest.mark.parametrize("package_manager", ["apt", "dnf"])
+def test_uninstalling_runs_dpkg_or_rpm_for_what_is_installed(package_manager: str, tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "uninstall.yml").read_text())
+    task = next(t for t in tasks if t.get("register") == "fleetpulse_removed")
+    command = jinja2.Template(task["ansible.builtin.shell"]["cmd"]).render(ansible_facts={"pkg_mgr": package_manager})
+    for program in ("dpkg", "rpm"):
+        (tmp_path / program).write_text(
+            f'#!/bin/sh\n[ "$*" != "-q --quiet fleetpulse-server" ] || exit 1\necho {program} "$*" >> {tmp_path}/said\n'
+        )
+        (tmp_path / program).chmod(0o755)
+    subprocess.run(["/bin/sh", "-c", command], env={"PATH": str(tmp_path)}, check=True)
+    wanted = ["dpkg --purge fleetpulse-agent fleetpulse-server"]
+    if package_manager != "apt":
+        wanted = ["rpm -q --quiet fleetpulse-agent", "rpm -e -v fleetpulse-agent"]
+    assert (tmp_path / "said").read_text().splitlines() == wanted
 
 
 @pytest.mark.parametrize(
