@@ -59,8 +59,8 @@ score: .venv/.installed ## judge the simulated suites and write docs/detection.m
 	@test -f $(SCORE_DIR)/trials.json || $(BIN)/python -m benchmarks.detection.trials --results $(SCORE_DIR)
 	@$(BIN)/python -m benchmarks.detection.suite --scale $(SCALE) $(if $(HOURS),--hours $(HOURS)) --results $(SCORE_DIR)
 
-parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars, PyTorch (Debian or Ubuntu, as root)
-	@PYTHON="$(PYTHON)" deploy/parts.sh
+parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars, PyTorch (PARTS="dist helm": only these; Debian or Ubuntu, as root)
+	@PYTHON="$(PYTHON)" deploy/parts.sh $(PARTS)
 
 compose-test: .venv/.tests-installed ## bring docker-compose.yml up for real, kill its broker, take it down (RESULTS=folder)
 	@PYTHON=$(BIN)/python deploy/compose_test/run $(RESULTS)

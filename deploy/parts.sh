@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the real parts that tests run against, each only if it is missing:
+# parts.sh [NAME...]: installs the real parts that tests run against, or those named, each only if it is missing:
 #   alertmanager  the distribution's Alertmanager, and a newer one built from its Go module
 #   chromium   a headless browser with a font, for the dashboard
 #   node_exporter  the Prometheus project's exporter, which the collector for other exporters is tried on
@@ -14,7 +14,7 @@
 #   helm       Helm, built from its Go module
 #   ansible    ansible-core, in a virtual environment of its own
 #   dist       what `make dist` needs: nfpm, built from its Go module, patchelf, strip and rpm
-#   prometheus, collector  a Prometheus server and an OpenTelemetry Collector, built from Go modules
+#   senders    a Prometheus server and an OpenTelemetry Collector, built from Go modules
 #   oidc       Node.js and a certified OpenID Connect provider, for the dashboard's login
 #   shells     zsh and fish, which execute their completion
 #   promtool   Prometheus' own checks, of the distribution
@@ -257,23 +257,13 @@ part_torch() { # the wheels of the package index are for CUDA and take 3 GB; Deb
     echo "parts: PyTorch is there"
 }
 
-part_alertmanager
-part_chromium
-part_redfish
-part_infiniband
-part_lldp
-part_node_exporter
-part_shells
-part_kafka
-part_kerberos
-part_slurm
-part_slurmrestd
-part_kubernetes
-part_helm
-part_dist
-part_ansible
-part_senders
-part_oidc
-part_promtool
-part_spark
-part_torch
+ALL="alertmanager chromium redfish infiniband lldp node_exporter shells kafka kerberos slurm slurmrestd kubernetes helm dist ansible senders oidc promtool spark torch"
+for name in ${*:-$ALL}; do
+    if ! declare -F "part_$name" >/dev/null; then
+        echo "parts: no part '$name'; there are: $ALL" >&2
+        exit 2
+    fi
+done
+for name in ${*:-$ALL}; do
+    "part_$name"
+done

@@ -92,6 +92,24 @@ def bundle(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_make_dist_says_at_its_start_what_to_install(tmp_path: Path) -> None:
+    for program in ("bash", "dirname", "git", "strip", "mktemp", "rm"):
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    words = ["bash", str(ROOT / "deploy/packages/make"), "agent"]
+    done = subprocess.run(words, env={"PATH": str(tmp_path), "PYTHON": "/nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "apt-get install patchelf libc-bin, or as root: make parts PARTS=dist\n" in done.stderr
+
+
+def test_parts_are_installed_by_name() -> None:
+    words = ["bash", str(ROOT / "deploy/parts.sh")]
+    done = subprocess.run([*words, "dist", "nosuch"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    known = done.stderr.partition("there are: ")[2].split()
+    functions = [line[5:].partition("(")[0] for line in Path(words[1]).read_text().splitlines() if line[:5] == "part_"]
+    assert sorted(known) == sorted(functions)
+
+
 @pytest.mark.slow
 def test_the_bundle_runs_where_it_is_moved_to_with_its_own_python(bundle: Path, tmp_path: Path) -> None:
     moved = tmp_path / "a folder with spaces"
