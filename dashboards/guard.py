@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.http.addresses import is_loopback, is_same_origin, parse_host, parse_host_header
 
+HEALTH = "/_stcore/health"
+"""Whether the pages are alive: for probes, which do not know base_path, there too without it."""
 HOME = "/fleet"
 """Address of the first page beside the one at /."""
 POLICY = {
@@ -48,7 +50,7 @@ class Guard:
 
         base: path under which a proxy serves the pages.
         """
-        self._app, self._allowed, self._seconds, self._home = app, allowed, seconds, base + HOME
+        self._app, self._allowed, self._seconds, self._base = app, allowed, seconds, base
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -61,8 +63,11 @@ class Guard:
             else:
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason[:120]})
             return
+        if self._base and scope["path"] == HEALTH:
+            path = self._base + HEALTH
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         answer: ASGIApp = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
-        if reason is None and scope["path"] == self._home and scope["method"] == "GET":
+        if reason is None and scope["path"] == self._base + HOME and scope["method"] == "GET":
             # Streamlit serves its first page only at /, but links name all pages alike
             query = scope["query_string"].decode("latin-1")
             answer = RedirectResponse(f"./?{query}" if query else "./", 302)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import os
 import signal
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from dashboards.guard import Guard
 from dashboards.serve import allowed_hosts
 from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config, Dashboard
@@ -73,6 +76,23 @@ def get_head(port: int, host: str, more: str = "", path: str = "/") -> tuple[int
             answer += part
     head = answer.partition(b"\r\n\r\n")[0].decode().lower()
     return int(head.split()[1]), head
+
+
+def test_probes_that_do_not_know_the_base_path_get_the_health_of_the_pages() -> None:
+    asked: list[tuple[str, bytes]] = []
+
+    async def pages(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append((scope["path"], scope["raw_path"]))
+
+    async def nothing(*_: Any) -> Any: ...
+
+    for base in ("", "/ops"):
+        for path in ("/_stcore/health", "/ops/_stcore/health", "/ops/"):
+            scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+            guard = Guard(pages, frozenset(), base=base)
+            asyncio.run(guard({**scope, "headers": [(b"host", b"localhost")]}, nothing, nothing))
+    paths = ["/_stcore/health", "/ops/_stcore/health", "/ops/", "/ops/_stcore/health", "/ops/_stcore/health", "/ops/"]
+    assert asked == [(path, path.encode()) for path in paths]
 
 
 PATHS = ["/", "/_stcore/health", "/_stcore/host-config", "/static/index.html", "/nothing"]
