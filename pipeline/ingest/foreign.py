@@ -16,7 +16,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.ingest.messages import EARLIEST, NEWER, Arrival, DeadLetter, ForeignBatch, Item, reject_newer
+from pipeline.ingest.messages import EARLIEST, NEWER, Arrival, DeadLetter, ForeignBatch, Item, open_envelope
 from pipeline.model.errors import NewerWireError, Rejected, WireError
 from pipeline.model.records import SECOND, TELEMETRY, Event, EventBatch, Origin, Rows, select_rows
 from pipeline.store.database import Database
@@ -117,8 +117,7 @@ class ForeignDecoder:
         """
         if message.value[: len(wire.MAGIC)] != wire.MAGIC:
             return None
-        reject_newer(message, confirm)
-        request = wire.open_request(message.value)
+        request = wire.open_request(message.value, open_envelope(message, confirm))
         confirm(message, request.node)
         return request
 

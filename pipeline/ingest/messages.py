@@ -103,13 +103,12 @@ def decode_item(
     confirm: raises Rejected unless the message comes from that node; None if the node is unreadable.
     """
     try:
-        reject_newer(message, confirm)
-        envelope = wire.unpack_envelope(message.value)
+        envelope = open_envelope(message, confirm)
         if envelope.kind == wire.EVENTS_KIND:
             batch = wire.decode_events(message.value)
             confirm(message, batch.origin.node)
             return _build_event_item(message, batch, envelope.sent, arrival)
-        body = wire.open_telemetry(message.value)
+        body = wire.open_telemetry(message.value, envelope)
         confirm(message, body.layout.node)
         if body.layout.shape not in sound:
             columns.check_signals(body.layout.node, body.layout.shape)
@@ -123,10 +122,10 @@ def decode_item(
         return Item.from_dead_letter(DeadLetter(message, str(error)))
 
 
-def reject_newer(message: Message, confirm: Callable[[Message, str | None], None]) -> None:
-    """Raises NewerWireError for a message of a newer version, after its sender is confirmed: it is kept whole."""
+def open_envelope(message: Message, confirm: Callable[[Message, str | None], None]) -> wire.Envelope:
+    """The checked envelope. The sender of a message of a newer version is confirmed: the message is kept whole."""
     try:
-        wire.check_not_newer(message.value)
+        return wire.open_envelope(message.value)
     except NewerWireError:
         confirm(message, None)
         raise

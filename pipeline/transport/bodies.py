@@ -77,9 +77,11 @@ class Plan(Protocol):
     """Where the values of a body lie.
 
     size: bytes of times and values.  rows: class -> rows of one body.  samples: values of one body.
+    masks: the ticks of each block, as in the body after its times; empty in version 1.
     """
 
     size: int
+    masks: bytes
     rows: Mapping[str, int]
     samples: int
 
@@ -119,6 +121,8 @@ def _check_extent(devices: int, ticks: int) -> None:
 
 class PlainPlan:
     """Version 1: every block has all ticks, and the values lie one signal after the other."""
+
+    masks = b""
 
     def __init__(self, shape: Shape, ticks: int) -> None:
         self._shape, self._ticks = shape, ticks
@@ -208,7 +212,8 @@ class PackedPlan:
         bits = np.unpackbits(np.frombuffer(masks, np.uint8).reshape(count, width), axis=1, bitorder="little")
         if bits[:, ticks:].any() or not bits.any(axis=1).all():
             raise WireError(f"a block has no tick, or one beyond the {ticks} of the message")
-        self._shape, self._ticks, self._has = shape, ticks, bits[:, :ticks].astype(bool)
+        self._shape, self._ticks, self.masks = shape, ticks, masks
+        self._has = bits[:, :ticks].astype(bool)
         counts = [int(n) for n in self._has.sum(axis=1)]
         for (_, devices, _), own in zip(shape.blocks, counts, strict=True):
             _check_extent(devices, own)

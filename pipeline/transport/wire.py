@@ -46,11 +46,11 @@ from pipeline.model.errors import NewerWireError, WireError
 from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
 from pipeline.model.signals import TYPES
 from pipeline.transport import packing
+from pipeline.transport.bodies import I64, Plan, find_plan, split_types
 from pipeline.transport.bodies import MAX_BODY as MAX_BODY
 from pipeline.transport.bodies import Body as Body
 from pipeline.transport.bodies import DecodedGroup as DecodedGroup
 from pipeline.transport.bodies import Envelope as Envelope
-from pipeline.transport.bodies import find_plan, split_types
 from pipeline.transport.layouts import LAYOUTS_BYTES, MAX_LAYOUT, Signals, check_text, format_json, format_layout
 from pipeline.transport.layouts import BlockLayout as BlockLayout
 from pipeline.transport.layouts import Layout as Layout
@@ -203,13 +203,13 @@ def _type_code(values: NDArray[Any]) -> str:
 
 
 def open_envelope(message: bytes | memoryview) -> Envelope:
-    """Envelope of a message with a valid checksum. Raises WireError otherwise."""
+    """Envelope of a message with a valid checksum. Raises WireError otherwise, NewerWireError for a newer version."""
+    check_not_newer(message)
     if len(message) < ENVELOPE_BYTES:
         raise WireError(f"message of {len(message)} bytes, expected at least {ENVELOPE_BYTES}: truncated")
     magic, version, kind, flags, _, epoch, sequence, sent, length = _ENVELOPE.unpack_from(message)
-    if magic != b"FPW":
+    if magic != MAGIC:
         raise WireError(f"message begins with {magic!r}, expected b'FPW': not written by Fleetpulse")
-    check_not_newer(message)
     if not 0 < version <= (VERSION if kind == TELEMETRY_KIND else EVENTS_VERSION):
         raise WireError(f"wire version {version} of kind {kind}, expected 1 to {VERSION}: upgrade the older side")
     if length != len(message) - ENVELOPE_BYTES:
@@ -246,24 +246,64 @@ def read_checksum(message: bytes | memoryview) -> int:
     return int(_CRC.unpack_from(message, _ENVELOPE.size)[0])
 
 
-def open_telemetry(message: bytes | memoryview) -> Body:
-    """A checked telemetry message whose lengths match its layout. Raises WireError."""
-    envelope = open_envelope(message)
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How a telemetry body begins: bodies that begin alike have the same layout and plan.
+
+    start: boot id, ticks and layout, as in the body.
+    """
+
+    version: int
+    start: bytes
+    boot_id: bytes
+    layout: Layout
+    ticks: int
+    plan: Plan
+
+    @classmethod
+    def read(cls, version: int, raw: bytes) -> _Opening:
+        """The opening of a decompressed body. Raises WireError unless its length matches its layout."""
+        boot_id, names, ticks, data = _split(raw)
+        layout = _layouts.get_layout(names)
+        plan = find_plan(layout.shape, version, ticks, data)
+        if len(data) != plan.size:
+            raise WireError(f"{len(data)} bytes of values for {ticks} ticks, expected {plan.size} by the layout")
+        return cls(version, raw[: len(raw) - plan.size], boot_id, layout, ticks, plan)
+
+    def fits(self, version: int, raw: bytes) -> bool:
+        """Whether a decompressed body begins like this, and has this length."""
+        start, plan = self.start, self.plan
+        return (
+            len(raw) == len(start) + plan.size
+            and version == self.version
+            and raw.startswith(start)
+            and raw.startswith(plan.masks, len(start) + 8 * self.ticks)
+        )
+
+
+def open_telemetry(message: bytes | memoryview, envelope: Envelope | None = None) -> Body:
+    """A checked telemetry message whose lengths match its layout. Raises WireError.
+
+    envelope: that of the message, if it was opened before.
+    """
+    envelope = envelope or open_envelope(message)
     if envelope.kind != TELEMETRY_KIND:
         raise WireError(f"message of kind {envelope.kind}, expected {TELEMETRY_KIND} (telemetry)")
-    version = message[_VERSION_AT]
-    boot_id, names, ticks, data = _decompress(message, packed=version > 1)
-    layout = _layouts.get_layout(names)
-    plan = find_plan(layout.shape, version, ticks, data)
-    if len(data) != plan.size:
-        raise WireError(f"{len(data)} bytes of values for {ticks} ticks, expected {plan.size} by the layout")
-    _check_times(data, ticks)
-    plan.check(data)
-    return Body(envelope, boot_id, layout, ticks, data, plan)
+    version, codecs = message[_VERSION_AT], _codecs()
+    raw = _decompress(message, codecs.packed if version > 1 else codecs.plain)
+    opening = codecs.opening
+    if opening is None or not opening.fits(version, raw):
+        opening = codecs.opening = _Opening.read(version, raw)
+    data = memoryview(raw)[len(opening.start) :]
+    _check_times(data, opening.ticks)
+    opening.plan.check(data)
+    return Body(envelope, opening.boot_id, opening.layout, opening.ticks, data, opening.plan)
 
 
 def _check_times(data: memoryview, ticks: int) -> None:
-    if ticks <= _FEW_TICKS:
+    if ticks == 1:
+        sound = 0 <= I64.unpack_from(data)[0] < MAX_TIME
+    elif ticks <= _FEW_TICKS:
         few = struct.unpack_from(f"<{ticks}q", data)
         sound = few[0] >= 0 and few[-1] < MAX_TIME and all(map(operator.le, few, few[1:]))
     else:
@@ -285,7 +325,7 @@ def decode_events(message: bytes | memoryview) -> EventBatch:
     envelope = open_envelope(message)
     if envelope.kind != EVENTS_KIND:
         raise WireError(f"message of kind {envelope.kind}, expected {EVENTS_KIND} (events)")
-    boot_id, names, count, data = _decompress(message)
+    boot_id, names, count, data = _split(_decompress(message, _codecs().plain))
     layout = _layouts.get_layout(names)
     try:
         lines = [json.loads(line) for line in bytes(data).splitlines()]
@@ -314,12 +354,12 @@ class Request:
     local: bool = False
 
 
-def open_request(message: bytes | memoryview) -> Request:
-    """A checked message with a request. Raises WireError."""
-    envelope = open_envelope(message)
+def open_request(message: bytes | memoryview, envelope: Envelope | None = None) -> Request:
+    """A checked message with a request. Raises WireError. envelope: as in `open_telemetry`."""
+    envelope = envelope or open_envelope(message)
     if envelope.kind != REQUEST_KIND:
         raise WireError(f"message of kind {envelope.kind}, expected {REQUEST_KIND} (request)")
-    _, names, _, data = _decompress(message)
+    _, names, _, data = _split(_decompress(message, _codecs().plain))
     try:
         found = json.loads(names)
         node, form = found["node"], found["format"]
@@ -350,17 +390,20 @@ def decode_together(bodies: Sequence[Body]) -> Iterator[DecodedGroup]:
         yield from group[0].plan.decode(group)
 
 
-def _decompress(message: bytes | memoryview, packed: bool = False) -> tuple[bytes, bytes, int, memoryview]:
-    """(boot id, layout bytes, ticks or events, values). Never allocates more than MAX_BODY."""
+def _decompress(message: bytes | memoryview, decompressor: zstandard.ZstdDecompressor) -> bytes:
+    """The decompressed body. Never allocates more than MAX_BODY."""
     frame = memoryview(message)[ENVELOPE_BYTES:]
     try:
         size = zstandard.get_frame_parameters(frame).content_size
         if size > MAX_BODY:  # an unknown size is the highest u64, which is refused too
             raise WireError(f"body of {size} bytes when decompressed, expected at most {MAX_BODY}")
-        codecs = _codecs()
-        raw = (codecs.packed if packed else codecs.plain).decompress(frame, allow_extra_data=False)
+        return decompressor.decompress(frame, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise WireError(f"body is not a valid zstd frame: {error}") from error
+
+
+def _split(raw: bytes) -> tuple[bytes, bytes, int, memoryview]:
+    """(boot id, layout bytes, ticks or events, values) of a decompressed body. Raises WireError."""
     if len(raw) < _HEAD.size:
         raise WireError(f"body of {len(raw)} bytes, expected at least {_HEAD.size}")
     boot_id, length, count = _HEAD.unpack_from(raw)
@@ -370,27 +413,30 @@ def _decompress(message: bytes | memoryview, packed: bool = False) -> tuple[byte
     return boot_id, bytes(view[_HEAD.size : _HEAD.size + length]), count, view[_HEAD.size + length :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Codecs:
     """zstd contexts of one thread, which reuse their memory.
 
     packed: decompressor of version 2, with the dictionary; plain: of version 1.
+    opening: of the last telemetry; a backlog is read sender by sender, so the next message mostly has the same.
     """
 
     compressor: zstandard.ZstdCompressor
     packed: zstandard.ZstdDecompressor
     plain: zstandard.ZstdDecompressor
+    opening: _Opening | None = None
 
 
 def _codecs() -> _Codecs:
     """The contexts of this thread."""
-    if not hasattr(_per_thread, "codecs"):
-        _per_thread.codecs = _Codecs(
+    try:
+        found: _Codecs = _per_thread.codecs
+    except AttributeError:
+        found = _per_thread.codecs = _Codecs(
             zstandard.ZstdCompressor(level=LEVEL, dict_data=_DICTIONARY),
             zstandard.ZstdDecompressor(dict_data=_DICTIONARY, max_window_size=MAX_BODY),
             zstandard.ZstdDecompressor(max_window_size=MAX_BODY),
         )
-    found: _Codecs = _per_thread.codecs
     return found
 
 

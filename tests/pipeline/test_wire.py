@@ -393,6 +393,43 @@ def test_any_flipped_bit_is_refused(name: str) -> None:
             decode(bytes(damaged))
 
 
+def opened(message: bytes) -> str:
+    """Returns everything that a message says, or why it cannot be read."""
+    try:
+        body = wire.open_telemetry(message)
+        blocks = [[(n, v.dtype.str, v.tobytes()) for n, v in b.columns.items()] for b in body.plan.read_blocks(body)]
+        ticks = [block.ticks for block in body.plan.read_blocks(body)]
+        return repr((body.envelope, body.boot_id, body.layout.blocks, body.ticks, bytes(body.data), blocks, ticks))
+    except WireError as error:
+        return str(error)
+
+
+def alike_messages() -> list[bytes]:
+    """Returns messages with the same layout, but other ticks, masks, boots, versions and lengths, and invalid ones."""
+    batch = golden_batch()
+    first, later = (replace(block, columns={n: v[:1] for n, v in block.columns.items()}) for block in batch.blocks)
+    masked = [replace(batch, blocks=(replace(batch.blocks[0]), replace(later, ticks=(tick,)))) for tick in (0, 1)]
+    single = replace(batch, times=batch.times[:1], blocks=(first, later))
+    rebooted = replace(batch, origin=replace(ORIGIN, boot_id=bytes(16)))
+    found = [batch, *masked, single, rebooted, replace(batch, times=batch.times[::-1])]
+    bodies = [zstandard.ZstdDecompressor(dict_data=CONTENT).decompress(wire.encode(one)) for one in found]
+    bodies += [bodies[0] + b"x", bodies[0][:-1], bodies[0][:30], b""]
+    old = [wire_v1.seal(wire_v1.encode(one), 1, EPOCH) for one in (batch, single)]
+    return [telemetry_message(one) for one in found] + [seal(raw, version=v) for raw in bodies for v in (1, 2)] + old
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(order=st.lists(st.integers(0, 1000), max_size=60))
+def test_what_a_message_says_does_not_depend_on_the_messages_before_it(order: list[int]) -> None:
+    messages = alike_messages()
+    alone = []
+    for message in messages:
+        wire._codecs().opening = None
+        alone.append(opened(message))
+    for number in order:
+        assert opened(messages[number % len(messages)]) == alone[number % len(messages)]
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_refused(data: bytes) -> None:
