@@ -55,9 +55,9 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     site = answer(given.site, "2/5 Name of the site", "local", _check_site)
     usual = "" if role == "one-host" else "kafka-1:9092"
     kafka = answer(given.kafka, "3/5 Kafka brokers, with commas", usual, lambda text: _check_kafka(role, text))
-    flag = None if given.gpus is None else str(given.gpus)
+    flag = str(given.gpus) if given.gpus is not None else "0" if role == "server" else None  # it has none to count
     gpus = answer(flag, "4/5 GPUs of each node, 0: not checked", "0", _check_gpus)
-    question = "5/5 Webhook for alerts, empty: none"
+    question = f"{4 if role == 'server' else 5}/5 Webhook for alerts, empty: none"
     webhook = "" if role == "node" else answer(given.webhook, question, "", _check_webhook)
     return Answers(role, site, kafka, int(gpus), webhook, packaged)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import accepted
+from pipeline.config.settings import EnvironmentText
 from pipeline.model.errors import ConfigError
 
 DROP_INS = "conf.d"
@@ -34,7 +35,18 @@ def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | Non
         return Path(chosen)
     if (kept := accepted.read_texts(environ)) is not None:
         return next(map(Path, kept), None)
-    return next((usual for usual in (Path("fleetpulse.toml"), HOST) if usual.exists()), None)
+    return next((usual for usual in (Path("fleetpulse.toml"), HOST) if _is_there(usual)), None)
+
+
+def _is_there(path: Path) -> bool:
+    """Returns whether a name exists, also of a link that leads nowhere or may not be followed: its reading says so."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def list_files(path: Path) -> list[Path]:
@@ -43,15 +55,19 @@ def list_files(path: Path) -> list[Path]:
 
 
 def list_drop_ins(path: Path) -> list[Path]:
-    """Returns conf.d/*.toml beside the file; none without that folder. Raises ConfigError if it cannot be read."""
+    """Returns conf.d/*.toml beside the file; none without that folder. Raises ConfigError if it cannot be read.
+
+    Names that begin with a dot are left out, as a shell does: editors have such files of their own there.
+    """
     folder = path.parent / DROP_INS
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
+        check_links(folder, "a folder of TOML files")
         raise ConfigError(f"{folder}: cannot be read: {error.strerror}; expected a folder of TOML files") from error
-    return sorted(folder / name for name in names if name.endswith(".toml"))
+    return sorted(folder / name for name in names if name.endswith(".toml") and name[0] != ".")
 
 
 def read_table(path: Path) -> Table:
@@ -95,14 +111,14 @@ def _parse(where: str, text: str) -> Table:
         raise ConfigError(f"{where}: is not TOML: {error}") from error
 
 
-def check_links(path: Path) -> None:
+def check_links(path: Path, expected: str = "a TOML file") -> None:
     """Raises ConfigError for a path that never ends, as its symbolic links lead back to themselves."""
     try:
         path.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigError(
-                f"{path}: its symbolic links lead back to themselves; expected a TOML file, or a link to one; "
+                f"{path}: its symbolic links lead back to themselves; expected {expected}, or a link to one; "
                 f"remove the wrong link, which this shows: namei {shlex.quote(str(path))}"
             ) from error
 
@@ -111,13 +127,13 @@ def read_layers(path: Path | None, environ: Mapping[str, str]) -> Iterator[tuple
     """Yields (where, table) of the file, of each drop-in and of each group of this node. Raises ConfigError."""
     layers = [(where, _parse(where, text)) for where, text in read_texts(path, environ).items()]
     groups = [pair for where, table in layers for pair in take_groups(where, table)]
-    node = environ.get(NODE_VARIABLE, "")
+    node = EnvironmentText(environ.get(NODE_VARIABLE, "")).parse_as(str)  # it may be in quotes
     for where, table in layers:
         yield where, table
         named = table.get("agent", {})
         if NODE_VARIABLE not in environ and isinstance(named, dict) and isinstance(named.get("node"), str):
             node = named["node"]
-    node = node or socket.gethostname().split(".")[0]
+    node = str(node) or socket.gethostname().split(".")[0]
     for where, patterns, table in groups:
         if any(fnmatch.fnmatchcase(node, pattern) for pattern in patterns):
             yield where, table

@@ -41,18 +41,20 @@ HOST = constraint("a name or address of a host, such as 127.0.0.1", _is_host)
 
 
 _MEMORY_FORM = re.compile(
-    r"((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*(bytes?|b|[kmgt](?:i?b)?|(?:kilo|mega|giga|tera)bytes?|%)", re.IGNORECASE
+    r"((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*(bytes?|b|[kmgt](?:i?b)?|(?:kilo|mega|giga|tera)bytes?|%)",
+    re.IGNORECASE | re.ASCII,
 )
 
 
 def _is_memory(text: str) -> bool:
-    """Returns whether DuckDB 2.0 reads a text as a limit of memory; "none" and negative numbers are none."""
-    text = text.strip().lower()
-    if text in ("none", "-1"):
+    """Returns whether DuckDB 2.0 reads a text as a limit of memory; "none" and negative sizes are none."""
+    text = text.strip(" \t\n\v\f\r")
+    if text.lower() in ("none", "-1"):
         return True
-    if (found := _MEMORY_FORM.fullmatch(text.removeprefix("-"))) is None:
+    found = _MEMORY_FORM.fullmatch(text.removeprefix("-"))
+    if found is None or (text.startswith("-") and found[2] == "%"):
         return False
-    number, unit = float(found[1]), found[2]
+    number, unit = float(found[1]), found[2].lower()
     most = 100 if unit == "%" else 2**63 / 1000.0 ** ("kmgt".find(unit[0]) + 1)
     return 0 < number <= most
 

@@ -216,7 +216,20 @@ def test_every_section_is_a_frozen_dataclass() -> None:
 
 @pytest.mark.parametrize(
     "limit",
-    [" 2GB", "1.5 GiB", "0.5gb", ".5G", "2000000KB", "2147483648 bytes", "2 gigabytes", "1e3MB", "50%", "none", "-1"],
+    [
+        " 2GB",
+        "1.5 GiB",
+        "0.5gb",
+        ".5G",
+        "2000000KB",
+        "2147483648 bytes",
+        "2 gigabytes",
+        "1e3MB",
+        "50%",
+        "none",
+        "-1",
+        "-5GB",
+    ],
 )
 def test_duckdb_takes_each_memory_limit_that_the_configuration_takes(tmp_path: Path, limit: str) -> None:
     config = load_config(write_file(tmp_path, f"[store]\nmemory_limit = {limit!r}\n"), {})
@@ -224,6 +237,23 @@ def test_duckdb_takes_each_memory_limit_that_the_configuration_takes(tmp_path: P
         pass
 
 
-@pytest.mark.parametrize("limit", ["lots", "2", "2Gi", "512Mi", "150%", "0GB", "99999999999TB", ""])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "lots",
+        "2",
+        "2Gi",
+        "512Mi",
+        "150%",
+        "0GB",
+        "99999999999TB",
+        "",
+        "-5%",
+        "\u0665GB",
+        "\u0665%",
+        "5\u212aB",
+        "\u00a05GB",
+    ],
+)
 def test_a_memory_limit_that_is_no_size_is_refused_before_a_start(tmp_path: Path, limit: str) -> None:
     assert "expected a size such as 2GB" in error_of(tmp_path, f"[store]\nmemory_limit = {limit!r}\n")

@@ -37,13 +37,13 @@ def set_up(
     return run_setup(given, lambda question: lines.readline(), packaged, path.parent, of_units or path)
 
 
-def test_five_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Path) -> None:
+def test_four_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Path) -> None:
     path = tmp_path / "etc" / "fleetpulse.toml"
-    said = set_up(path, answers="server\neast\nk1:9092,k2:9092\n8\nhttps://alerts.example/hook\n")
+    said = set_up(path, answers="server\neast\nk1:9092,k2:9092\nhttps://alerts.example/hook\n")
     config = load_config(path, {})
     assert (config.site.name, config.pipeline.transport) == ("east", "kafka")
     assert config.kafka.bootstrap_servers == "k1:9092,k2:9092"
-    assert config.collector["pci"]["gpus_expected"] == 8
+    assert config.collector == {}  # it counts no GPUs
     copy = Path("/run/credentials/fleetpulse-pipeline.service/on-call.secret")
     assert (config.notify.webhooks[0].url, config.notify.webhooks[0].url_file) == ("", copy)
     drop_in = path.parent / "systemd/system/fleetpulse-pipeline.service.d/on-call.conf"
@@ -118,7 +118,9 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
 def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why(tmp_path: Path) -> None:
     path, asked = tmp_path / "fleetpulse.toml", []
     digits = "9" * 5000
-    answers = iter(f"head\nserver\na/b\neast\nk:99999\nk:9092\n800\n²\n{digits}\n8\nhttp://x.example/\n\n".splitlines())
+    answers = iter(
+        f"head\none-host\na/b\neast\nk:99999\nk:9092\n800\n²\n{digits}\n8\nhttp://x.example/\n\n".splitlines()
+    )
 
     def ask(question: str) -> str:
         asked.append(question)
