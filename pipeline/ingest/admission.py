@@ -17,7 +17,7 @@ import duckdb
 from pipeline.config.sections import Limits
 from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
 from pipeline.ingest.entities import EXPIRY, EntityCounts, KnownEntity
-from pipeline.ingest.ownership import Owners, claim_entities, keep_owned, save_claims
+from pipeline.ingest.ownership import NEVER, Owners, claim_entities, keep_owned, save_claims
 from pipeline.ingest.sequences import RecentMessages
 from pipeline.model.errors import Rejected, UsageError
 from pipeline.model.event_kinds import EVENT_KINDS
@@ -116,11 +116,13 @@ class Admission:
         self._graph = stored.graph
         self._replaced: dict[str, tuple[str, ...] | None] = {}  # by this transaction; None: new
         self._checked_layouts: WeakSet[wire.Layout] = WeakSet()
+        self._settled: dict[wire.Layout, range] = {}  # event times without an effect; until the next admission
         self._expired_at = 0
 
     def begin(self, now: int) -> None:
         """Starts a transaction; undoes what a failed one left."""
         self.sequences.begin()
+        self._settled.clear()
         self._graph.remove(entity for entity, before in self._replaced.items() if before is None)
         self._graph.set_parents({entity: before for entity, before in self._replaced.items() if before is not None})
         self._replaced.clear()
@@ -160,8 +162,21 @@ class Admission:
         left = any(entity not in excluded for block in body.layout.blocks for entity in block.entities)
         return Admitted(body if left or not rejected else None, rejected, excluded)
 
+    def is_settled(self, layout: wire.Layout, time: int) -> bool:
+        """Whether telemetry of a layout is admitted whole and concerns no other sender; then `record_settled` does."""
+        settled = self._settled.get(layout)
+        if settled is None:
+            settled = self.owners.find_settled(layout) if layout in self._checked_layouts else NEVER
+            self._settled[layout] = settled
+        return time in settled
+
+    def record_settled(self, node: str, time: int) -> None:
+        """Admits telemetry of `node` with settled layouts up to `time`."""
+        self.owners.record_message(node, time)
+
     def admit_layout(self, layout: wire.Layout, time: int) -> tuple[frozenset[str], tuple[Rejected, ...]]:
         """(entities whose telemetry is not stored, the first rejection of each rule). Raises Rejected for none."""
+        self._settled.clear()
         owners = self.owners
         excluded: dict[str, Rejected] = {}
         if layout in self._checked_layouts:
@@ -200,6 +215,7 @@ class Admission:
         return [body for body in found if isinstance(body, EventBatch)]
 
     def _admit_events(self, batch: EventBatch, arrived: int) -> Admitted:
+        self._settled.clear()
         _reject_if("name", find_name_fault((batch.origin.site, batch.origin.node)))
         if batch.events:
             self.owners.record_message(batch.origin.node, min(arrived, max(event.time for event in batch.events)))

@@ -408,7 +408,7 @@ class Ingest:
         writes = TransactionWrites(self.offsets, self.clock(), self.letter_limits, self._agents, self._inventory)
         self.letter_limits.begin(writes.now)
         self.admission.begin(writes.now)
-        fresh = [kept for item in items if (kept := writes.accept_item(item, self.admission)) is not None]
+        fresh = writes.accept_items(items, self.admission)
         for partition, gap in gaps.items():
             writes.record_lost(partition, gap)
         events = [item.body for item in fresh if isinstance(item.body, EventBatch)]

@@ -61,6 +61,8 @@ MAX_SENDERS = 200_000
 RENEW_CLAIMS = 5 * SECOND
 """How often the claims of a layout are renewed (us) while no claim of any sender changes. Chosen: a twelfth of the
 least silence after which an entity may have another owner."""
+NEVER, ALWAYS = range(0), range(-wire.MAX_TIME, wire.MAX_TIME)
+"""Event times (us)."""
 Verdict = Literal["own", "claim"]
 
 
@@ -143,6 +145,19 @@ class Owners:
         if len(found) == len(known.refused):
             self._renewed[layout] = time, self._changes
         return found
+
+    def find_settled(self, layout: wire.Layout) -> range:
+        """Event times of messages of a layout that change nothing here but the time of their sender.
+
+        Valid until another layout, event or time limit changes something.
+        """
+        known = self._layouts.get(layout)
+        if known is None or known.refused or layout.node not in self._newest_of:
+            return NEVER
+        if not known.claimed:
+            return ALWAYS
+        renewed, changes = self._renewed.get(layout, (0, -1))
+        return range(renewed, renewed + RENEW_CLAIMS) if changes == self._changes else NEVER
 
     def _classify_layout(self, layout: wire.Layout) -> _LayoutOwners:
         refused: dict[str, str] = {}

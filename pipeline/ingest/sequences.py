@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from pipeline.store.gaps import Sender
 from pipeline.transport.wire import read_checksum
@@ -63,8 +64,8 @@ class RecentMessages:
         while len(self._second) > SECOND_MESSAGES:
             del self._second[next(iter(self._second))]
 
-    def add_message(self, sender: Sender, sequence: int, message: bytes) -> None:
-        """Adds a message with a new sequence number. Harmless if the transaction fails: it comes again."""
+    def add_messages(self, sender: Sender, numbers: Sequence[int], messages: Sequence[bytes]) -> None:
+        """Adds messages with new, ascending sequence numbers. Harmless if the transaction fails: they come again."""
         window = self._windows.get(sender)
         if window is None:
             window = self._windows[sender] = _Window()
@@ -72,7 +73,8 @@ class RecentMessages:
                 self._windows.popitem(last=False)
         else:
             self._windows.move_to_end(sender)
-        window.add_checksum(sequence, read_checksum(message))
+        for sequence, message in zip(numbers[-WINDOW:], messages[-WINDOW:], strict=True):
+            window.add_checksum(sequence, read_checksum(message))
 
     def is_repeat(self, sender: Sender, sequence: int, message: bytes, made: int | None, newest: int | None) -> bool:
         """Whether a message with a known sequence number is a repeat; a different message is recorded.

@@ -16,6 +16,7 @@ from pipeline.ingest.foreign import AgentPresence, ForeignInventory, reject_faul
 from pipeline.ingest.messages import DeadLetter, ForeignBatch, Item
 from pipeline.ingest.offsets import Offsets, load_offsets
 from pipeline.ingest.rejections import LetterLimits, remove_letters
+from pipeline.ingest.runs import join_runs
 from pipeline.ingest.sequences import RecentMessages
 from pipeline.model.errors import GapError, Rejected, Retryable
 from pipeline.model.names import clean_text
@@ -56,6 +57,8 @@ class TransactionWrites:
     dropped_spools: list[Sender] = field(default_factory=list)  # spools dropped above the limit per node
     rejected_messages: list[tuple[Message, str]] = field(default_factory=list)  # messages rejected whole, with the rule
     has_reported_loss: bool = False  # whether an agent reported dropped messages
+    _spools: dict[tuple[str, str], Sender] = field(default_factory=dict)  # those with runs, one of each node and topic
+    _reached: dict[Sender, int] = field(default_factory=dict)  # highest sequence number of messages in runs
 
     def record_lost(self, partition: Partition, gap: GapError) -> None:
         """Records offsets that the transport has lost."""
@@ -67,13 +70,57 @@ class TransactionWrites:
             self.counters["gap_messages"] += gap.next_offset - gap.first
             self._advance_mark(partition, gap.next_offset - 1)
 
-    def accept_item(self, item: Item, admission: Admission) -> Item | None:
-        """The part of a message to store, None if nothing; records duplicates, letters and gaps."""
+    def accept_items(self, items: Sequence[Item], admission: Admission) -> list[Item]:
+        """The parts of messages to store; records duplicates, letters and gaps."""
+        for message in (item.message for item in items if not item.is_letter):
+            self._advance_offset(message.partition, message.offset, message.offset + 1)
+        kept: dict[int, Item] = {}  # by id of the whole item
+        for sender, run in join_runs(items, lambda item: self._find_sender(item, admission)):
+            if sender is not None:
+                self._accept_run(sender, run, admission)
+                kept.update(zip(map(id, run), run, strict=True))
+            elif (part := self._accept_item(run[0], admission)) is not None:
+                kept[id(run[0])] = part
+        return [kept[id(item)] for item in items if id(item) in kept]
+
+    def _find_sender(self, item: Item, admission: Admission) -> Sender | None:
+        """The sender of new telemetry that concerns no other sender and no other spool of its node; else None."""
+        message, body = item.message, item.body
+        if not isinstance(body, wire.Body) or item.is_letter:
+            return None
+        layout, envelope = body.layout, body.envelope
+        sender, sequence = (message.partition.topic, layout.node, envelope.epoch.hex()), envelope.sequence
+        if self._spools.setdefault(sender[:2], sender) != sender:
+            return None
+        if sequence <= max(self._mark_of(sender), self._reached.get(sender, -1)):
+            return None
+        if not admission.is_settled(layout, min(body.newest_time, message.appended or self.now)):
+            return None
+        self._reached[sender] = sequence
+        return sender
+
+    def _accept_run(self, sender: Sender, run: Sequence[Item], admission: Admission) -> None:
+        """Accepts new telemetry of one sender: ascending sequence numbers, settled layouts."""
+        messages = [item.message for item in run]
+        envelopes = [item.body.envelope for item in run if isinstance(item.body, wire.Body)]
+        numbers = [envelope.sequence for envelope in envelopes]
+        has_gaps = numbers[-1] - numbers[0] >= len(numbers)
+        for number in numbers if has_gaps else numbers[:1]:
+            self._is_new_sequence(sender, number)
+        self.marks[sender] = self.last[sender[:2]] = numbers[-1]
+        admission.sequences.add_messages(sender, numbers, [message.value for message in messages])
+        arrivals = [message.appended or self.now for message in messages]
+        sent = max(min(e.sent, arrived + _MAX_AHEAD) for e, arrived in zip(envelopes, arrivals, strict=True))
+        self.sent[sender] = max(sent, self.sent.get(sender, self.offsets.sent.get(sender)) or 0)
+        newest = (item.newest or 0 for item in run)
+        admission.record_settled(sender[1], max(map(min, newest, arrivals)))
+        self.counters["messages"] += len(run)
+
+    def _accept_item(self, item: Item, admission: Admission) -> Item | None:
+        """The part of a message to store, None if nothing."""
         message, body = item.message, item.body
         if item.is_letter:
             self.reread_letters.append(message)
-        else:
-            self._advance_offset(message.partition, message.offset, message.offset + 1)
         if isinstance(body, DeadLetter):
             self.rejected_messages.append((message, body.rule))
             if not self._keep_letter(body):
@@ -168,7 +215,7 @@ class TransactionWrites:
         latest = (message.appended or self.now) + _MAX_AHEAD
         made = envelope.sent if envelope.sent <= latest else None
         if self._is_new_sequence(sender, sequence):
-            sequences.add_message(sender, sequence, message.value)
+            sequences.add_messages(sender, [sequence], [message.value])
         elif sequences.is_repeat(sender, sequence, message.value, made, newest):
             self.counters["duplicates"] += 1
             return False

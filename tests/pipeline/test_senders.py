@@ -143,7 +143,7 @@ def test_a_log_read_again_from_its_start_gives_only_duplicates(bench):
 
 def test_a_second_message_counts_only_once_its_transaction_is_durable():
     sequences, sender = RecentMessages(), ("telemetry.v1", "h2", "e")
-    sequences.add_message(sender, 1, message("h2", 1, 999.0))
+    sequences.add_messages(sender, [1], [message("h2", 1, 999.0)])
     sequences.begin()
     assert not sequences.is_repeat(sender, 1, message("h2", 1, 41.0), None, None)
     sequences.begin()  # that transaction failed
