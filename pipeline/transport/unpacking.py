@@ -23,44 +23,50 @@ def unpack_columns(data: Bytes, start: int, code: str, shape: tuple[int, int, in
     shape: (signals, ticks, devices).  modes: where those of floats begin, each below the number of SCALES.
     """
     signals, ticks, devices = shape
-    row = np.empty(ticks * devices, f"u{np.dtype(code).itemsize}")
-    out: NDArray[Any] = np.empty((signals, len(data), len(row)), code)
+    flat = np.empty(signals * ticks * devices, f"u{np.dtype(code).itemsize}")
+    out: NDArray[Any] = np.empty((signals, len(data), ticks * devices), code)
     if code.startswith("u"):
-        _unpack_integers(data, start, ticks, row, out)
+        _unpack_integers(data, start, ticks, flat, out)
     else:
-        _unpack_floats(data, start, modes, ticks, row, row.view(f"i{row.itemsize}"), row.view(code), out)
+        _unpack_floats(data, start, modes, ticks, flat, flat.view(f"i{flat.itemsize}"), flat.view(code), out)
     return out.reshape(signals, len(data), ticks, devices)
 
 
 @inlined
-def _join_planes(packed: Bytes, first: int, step: int, ticks: int, row: NDArray[Any]) -> None:
-    """Writes the unsigned numbers of a column to `row`: planes joined, deltas added up.
-
-    first: where its lowest bytes begin.  step: bytes from one plane to the next.
-    """
-    count, kind = len(row), row.dtype.type
-    plane = packed[first : first + count]  # an index from 0 on is not checked for counting from the end
+def _join_planes(packed: Bytes, flat: NDArray[Any]) -> None:
+    """Writes the unsigned numbers of all columns of a message to `flat`. packed: from their lowest bytes on."""
+    count, kind = len(flat), flat.dtype.type
+    plane = packed[:count]  # an index from 0 on is not checked for counting from the end
     for i in range(count):
-        row[i] = plane[i]
-    for k in range(1, row.itemsize):
-        shift, plane = kind(8 * k), packed[first + k * step : first + k * step + count]
+        flat[i] = plane[i]
+    for k in range(1, flat.itemsize):
+        shift, plane = kind(8 * k), packed[k * count : (k + 1) * count]
         for i in range(count):
-            row[i] |= kind(plane[i]) << shift
-    devices = count // ticks
-    before, after = row[: count - devices], row[devices:]
-    for i in range(count - devices):
+            flat[i] |= kind(plane[i]) << shift
+
+
+@inlined
+def _add_deltas(row: NDArray[Any], ticks: int) -> None:
+    """Replaces the deltas of a column by its values."""
+    devices, kind = len(row) // ticks, row.dtype.type
+    before, after = row[: len(row) - devices], row[devices:]
+    for i in range(len(before)):
         after[i] = (after[i] >> kind(1)) ^ (kind(0) - (after[i] & kind(1)))
-    for i in range(count - devices):
+    for i in range(len(before)):
         after[i] += before[i]
 
 
 @compiled
-def _unpack_integers(data: Bytes, start: int, ticks: int, row: NDArray[Any], out: NDArray[Any]) -> None:
+def _unpack_integers(data: Bytes, start: int, ticks: int, flat: NDArray[Any], out: NDArray[Any]) -> None:
     signals, messages, count = out.shape
     for m in range(messages):
+        _join_planes(data[m, start:], flat)
         for s in range(signals):
-            _join_planes(data[m], start + s * count, signals * count, ticks, row)
-            out[s, m] = row
+            row = flat[s * count : (s + 1) * count]
+            if ticks > 1:
+                _add_deltas(row, ticks)
+            for i in range(count):
+                out[s, m, i] = row[i]
 
 
 @compiled
@@ -69,21 +75,26 @@ def _unpack_floats(
     start: int,
     modes: int,
     ticks: int,
-    row: NDArray[Any],
+    flat: NDArray[Any],
     whole: NDArray[Any],
     bits: NDArray[Any],
     out: NDArray[Any],
 ) -> None:
-    """whole, bits: `row` as signed integers and as floats."""
+    """whole, bits: `flat` as signed integers and as floats."""
     none = np.iinfo(whole.dtype).min
     signals, messages, count = out.shape
     for m in range(messages):
+        _join_planes(data[m, start:], flat)
         for s in range(signals):
-            _join_planes(data[m], start + s * count, signals * count, ticks, row)
+            first = s * count
+            if ticks > 1:
+                _add_deltas(flat[first : first + count], ticks)
             mode = data[m, modes + s]
             if mode == 0:
-                out[s, m] = bits
+                for i in range(count):
+                    out[s, m, i] = bits[first + i]
                 continue
             scale = SCALES[mode]
             for i in range(count):
-                out[s, m, i] = np.nan if whole[i] == none else whole[i] / scale
+                value = whole[first + i]
+                out[s, m, i] = np.nan if value == none else value / scale
