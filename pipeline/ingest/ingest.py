@@ -258,7 +258,8 @@ class Ingest:
         while not self._letters_reread:
             with self.database.lock:
                 messages, self._last_letter = load_newer_letters(self.database.connection, self._last_letter)
-            found = [self._decode(message, self.clock(), False) for message in messages]
+            now = self.clock()
+            found = [self._decode(message, self._arrival_of(message, now, False)) for message in messages]
             if readable := [item for item in found if not isinstance(item.body, DeadLetter)]:
                 self._commit(readable, {})
                 self.counters["letters_reread"] += len(readable)
@@ -327,20 +328,23 @@ class Ingest:
         self._unanswered_since.pop(partition, None)
         self._offline.discard(partition)
         self._at_end[partition] = not messages
-        size, now = 0, self.clock()
+        size, now, queue = 0, self.clock(), self._queues[partition]
+        arrival: Arrival | None = None
         for message in messages:
-            item = self._decode(message, now, live)
+            if arrival is None or message.appended:  # all messages of a spool arrive now
+                arrival = self._arrival_of(message, now, live)
+            item = self._decode(message, arrival)
             if partition.spooled and isinstance(item.body, DeadLetter) and item.body.rule == NEWER:
                 self._newer_spools.add(partition)
                 break
-            self._queues[partition].append(item)
+            queue.append(item)
             self.offsets.fetched[partition] = message.offset + 1
             size += item.size
             if size > 8 * self._fetch_bytes:
                 break  # highly compressed messages are decoded a few at a time
 
-    def _decode(self, message: Message, now: int, live: bool) -> Item:
-        arrival, confirm = self._arrival_of(message, now, live), self.admission.sender_check.check_sender
+    def _decode(self, message: Message, arrival: Arrival) -> Item:
+        confirm = self.admission.sender_check.check_sender
         if message.partition.topic == OTLP:
             return self._foreign.decode(message, arrival, confirm)
         return decode_item(message, self._columns, self._valid_shapes, arrival, confirm)
@@ -459,13 +463,13 @@ class Ingest:
         self.counters.update(writes.counters)
         self.rejected.update(writes.rejected)
         self.foreign_rejected.update(writes.foreign_rejected)
-        admitted = {item.body.layout.node for item in fresh if isinstance(item.body, wire.Body) and not item.is_letter}
-        self.rejections.record_commit(writes.rejected_messages, admitted, self.senders.arrivals.keys(), writes.now)
+        known = self.senders.arrivals.keys()
+        self.rejections.record_commit(writes.rejected_messages, writes.measured, known, writes.now)
         self.lags.record(fresh, writes.now)
         for letter, _ in writes.letters:
             self.transport.send_dead_letter(letter.message, letter.reason)
+        self.counters["messages_moved"] += sum(item.shift != 0 for item in fresh)
         for item in fresh:
-            self.counters["messages_moved"] += item.shift != 0
             self._record_times(item, writes.now)
         for partition, next_offset in writes.next_offsets.items():
             if partition in self._gaps and self._gaps[partition].next_offset == next_offset:

@@ -153,7 +153,8 @@ def _shift_event(event: Event, shift: int, latest: int) -> Event:
 
 def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -> Item:
     """An item of telemetry; all ticks are shifted by the same amount, to keep their distances."""
-    first, last = body.oldest_time, body.newest_time
+    first = body.oldest_time
+    last = body.newest_time if body.ticks > 1 else first
     shift = max(arrival.measure(body.layout.node, body.envelope.sent), last - arrival.latest)
     if shift:
         stamps = np.frombuffer(body.data, "<i8", body.ticks)

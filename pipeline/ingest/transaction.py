@@ -56,6 +56,7 @@ class TransactionWrites:
     foreign_rejected: Counter[str] = field(default_factory=Counter)  # those of the topic otlp_metrics
     dropped_spools: list[Sender] = field(default_factory=list)  # spools dropped above the limit per node
     rejected_messages: list[tuple[Message, str]] = field(default_factory=list)  # messages rejected whole, with the rule
+    measured: set[str] = field(default_factory=set)  # nodes with admitted telemetry, except of reread letters
     has_reported_loss: bool = False  # whether an agent reported dropped messages
     _spools: dict[tuple[str, str], Sender] = field(default_factory=dict)  # those with runs, one of each node and topic
     _reached: dict[Sender, int] = field(default_factory=dict)  # highest sequence number of messages in runs
@@ -86,7 +87,7 @@ class TransactionWrites:
     def _find_sender(self, item: Item, admission: Admission) -> Sender | None:
         """The sender of new telemetry that concerns no other sender and no other spool of its node; else None."""
         message, body = item.message, item.body
-        if not isinstance(body, wire.Body) or item.is_letter:
+        if not isinstance(body, wire.Body) or item.newest is None or item.is_letter:
             return None
         layout, envelope = body.layout, body.envelope
         sender, sequence = (message.partition.topic, layout.node, envelope.epoch.hex()), envelope.sequence
@@ -94,7 +95,7 @@ class TransactionWrites:
             return None
         if sequence <= max(self._mark_of(sender), self._reached.get(sender, -1)):
             return None
-        if not admission.is_settled(layout, min(body.newest_time, message.appended or self.now)):
+        if not admission.is_settled(layout, min(item.newest, message.appended or self.now)):
             return None
         self._reached[sender] = sequence
         return sender
@@ -114,6 +115,7 @@ class TransactionWrites:
         self.sent[sender] = max(sent, self.sent.get(sender, self.offsets.sent.get(sender)) or 0)
         newest = (item.newest or 0 for item in run)
         admission.record_settled(sender[1], max(map(min, newest, arrivals)))
+        self.measured.add(sender[1])
         self.counters["messages"] += len(run)
 
     def _accept_item(self, item: Item, admission: Admission) -> Item | None:
@@ -143,6 +145,8 @@ class TransactionWrites:
             self.rejected_messages += [(message, rejected.rule) for rejected in admitted.rejected[:1]]
             return None
         self.counters["messages"] += 1
+        if isinstance(body, wire.Body) and not item.is_letter:
+            self.measured.add(node)
         for event in admitted.body.events if isinstance(admitted.body, EventBatch) else ():
             if event.kind == "gap":
                 self.has_reported_loss = True

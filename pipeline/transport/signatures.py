@@ -130,7 +130,7 @@ class SenderCheck:
         # before anything about it is kept, such as its clock
         if fault := _find_node_fault(node) if len(node) <= MAX_NAME else find_name_fault((node,)):
             raise Rejected("name", fault)
-        if message.sender != node.encode():
+        if partition.name != node if partition.spooled else message.key != node.encode():
             raise Rejected("sender", f"message of node {node!r} {_describe_sender(message)}")
         if partition.spooled or self._keys is None:
             return
