@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.incidents.cases import REPEATED, Change, ChangeKind
@@ -315,10 +315,19 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [firing], "firing", now)
             elif name in has and old != labels and before is not None:
                 yield from self._emit(name, change, [self._alert(before, old, change.time), firing], "firing", now)
+                yield from self._acknowledge_again(name, change, firing, now)
             elif name not in has and before is not None and (not incident.is_held_back or change.kind == "silenced"):
                 yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
             elif self._endpoints[name].reports(change.kind):
                 yield from self._emit(name, change, [firing], "update", now)
+
+    def _acknowledge_again(self, name: str, change: Change, alert: Alert, now: int) -> Iterator[Payload]:
+        """Yields the acknowledgement of an alert that fires with other labels: the receiver may not have had the old
+        one, which was silenced, and would page for what a person works on."""
+        if change.incident.state == "acknowledged" and self._endpoints[name].reports("acknowledged"):
+            by = change.incident.life.acknowledged_by
+            again = replace(change, kind="acknowledged", actor=ACTOR, comment=f"as before by {by}")
+            yield from self._emit(name, again, [alert], "update", now)
 
     def _find_receivers(self, incident: Incident, labels: Mapping[str, str]) -> set[str]:
         """Returns the endpoints that are sent this incident now; none while it is silenced."""

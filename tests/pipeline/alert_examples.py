@@ -84,6 +84,11 @@ EXAMPLES = {
     "a receiver fails, another one is removed that was told so, and both return": World(
         ALONE, 20, (("away", "hook", "error"), OPEN_A, WAIT, use(Setting(removed=("desk",))), ("back", "hook"), WAIT)
     ),
+    "a person takes a page, it is silenced for a while, then its severity falls": World(
+        ALONE,
+        20,
+        (OPEN_A, WAIT, ("acknowledge", A, None), ("silence", f'cause="{A}"', 30), WAIT, ("severity", A), WAIT),
+    ),
     "group_by changes while a page fires": World(
         Setting(PAGER), 20, (OPEN_A, WAIT, use(Setting(replace(PAGER, group_by=("rack",)))), WAIT, end(A), WAIT)
     ),
