@@ -6,7 +6,6 @@ held rows of the outbox say it again after a restart. Reasons and times are thos
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections import defaultdict
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.model.records import SECOND, iso
+from pipeline.notify.alertmanager import ALERT_FIELDS
 
 GROUP_PREFIX = "grp-"
 SAID_AGAIN: Mapping[str, str] = {
@@ -132,30 +132,37 @@ class Group:
         return firing
 
     def as_text(self) -> str:
-        """Returns it as it is stored."""
-        return json.dumps({**dataclasses.asdict(self), "waiting": {}}, separators=(",", ":"))
+        """Returns it as it is stored, in a form that older versions read too: they ask whether an alert was `sent`."""
+        alerts = {
+            name: {**one.body, **{own: getattr(one, own) for own in _OWN}, "sent": True}
+            for name, one in self.alerts.items()
+        }
+        table = {name: getattr(self, name) for name in self.__slots__ if name != "waiting"}
+        return json.dumps({**table, "alerts": alerts}, separators=(",", ":"))
+
+
+_OWN = ("incident", "acknowledged", "number", "said", "again")
 
 
 def read_group(text: str) -> Group:
-    """Returns a stored group.
-
-    In one that an older version wrote, alerts are the bodies themselves, also those that no message said.
-    """
+    """Returns a stored group. One of an older version also has alerts that no message said, and no numbers of rows."""
     table = json.loads(text)
-    alerts = table.pop("alerts")
-    said = {
-        name: GroupAlert(**one)
-        if "body" in one
-        else GroupAlert(one, one.pop("incident"), one.pop("acknowledged"), number=1, said=1)
-        for name, one in alerts.items()
-        if "body" in one or one.pop("sent", False) or name in table["firing"]
+    alerts = {
+        name: {"number": 1, "said": 1, "again": "", **one}
+        for name, one in table.pop("alerts").items()
+        if one.pop("sent", False) or name in table["firing"]
     }
-    return Group(**{**table, "waiting": {}}, alerts=said)
+    said = {
+        name: GroupAlert({field_: one[field_] for field_ in ALERT_FIELDS}, **{own: one[own] for own in _OWN})
+        for name, one in alerts.items()
+    }
+    return Group(**table, alerts=said)
 
 
-def name_group(receiver: str, key: str) -> str:
-    """Returns the id of a group: the same for its whole life, and again for a later one of the same labels."""
-    return f"{GROUP_PREFIX}{hashlib.sha256(f'{receiver} {key}'.encode()).hexdigest()[:16]}"
+def name_group(receiver: str, key: str, started: int) -> str:
+    """Returns the id of a group that begins at a time (UTC us). A later group of the same labels has another one: it is
+    another alert for PagerDuty, another message in Slack, and its messages have other keys."""
+    return f"{GROUP_PREFIX}{hashlib.sha256(f'{receiver} {key} {started}'.encode()).hexdigest()[:16]}"
 
 
 class Groups:

@@ -96,9 +96,9 @@ class HeldMessages:
         self._rules = rules
         self._routes = {key: node for key, node in rules.routes.items() if node.receiver == routed_to}
         self._reader, self._make_body = open_alerts, make_body
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Forgets all that was read: the next round reads it again."""
         self._groups: Groups | None = None
         self._rows: dict[str, list[HeldMessage]] = {}  # by incident, in their order
@@ -120,21 +120,25 @@ class HeldMessages:
                 with self._store.transaction() as connection:
                     self._decide_and_flush(connection, now)
             except BaseException:
-                self._forget()  # the transaction kept nothing
+                self.forget()  # the transaction kept nothing
                 raise
         return bool(self._rows or self._groups.by_key)
 
     def _load_groups(self, cursor: duckdb.DuckDBPyConnection, now: int) -> None:
-        """Reads the groups. What fires in them although its incident does not has ended meanwhile."""
-        if held_rows.has_unread(cursor, self._receiver):
+        """Reads the groups. What fires in them although its incident does not has ended meanwhile; a clock that was
+        ahead must not make them wait."""
+        if held_rows.is_outdated(cursor, self._receiver):
             with self._store.transaction() as connection:
-                held_rows.hold_unread(connection, self._receiver)
+                held_rows.renew(connection, self._receiver, REPLACED)
         self._groups = Groups(map(read_group, held_rows.load_groups(cursor, self._receiver)))
         alerts = [alert for group in self._groups.by_key.values() for alert in group.alerts.values()]
         firing = held_rows.find_firing(cursor, {alert.incident for alert in alerts})
         for alert in alerts:
             if alert.incident not in firing:
                 alert.end(now)
+        for group in self._groups.by_key.values():
+            _, interval = self._find_timers(group)
+            group.flush_at, group.sent_at = min(group.flush_at, now + interval), min(group.sent_at, now)
 
     def _read_rows(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """Reads the rows that are new, and forgets those that are no longer held."""
@@ -199,7 +203,7 @@ class HeldMessages:
             this.settled += [one for one in decision.settled if one.state == "muted"]
             assert newest is not None
             if routes:
-                self._join_groups(rows, newest, routes)
+                self._join_groups(rows, newest, routes, this.now)
             else:
                 this.mute([one for one in rows if one.number >= newest.number], NO_ROUTE)
         return self._apply(connection, decided, this)
@@ -238,14 +242,16 @@ class HeldMessages:
             alert.end(this.now)
             this.touched[group.key] = group
 
-    def _join_groups(self, rows: Sequence[HeldMessage], newest: HeldMessage, routes: Sequence[RouteNode]) -> None:
+    def _join_groups(
+        self, rows: Sequence[HeldMessage], newest: HeldMessage, routes: Sequence[RouteNode], now: int
+    ) -> None:
         """Lets an alert wait for the next message of the group of each route; a new group waits for group_wait."""
         assert self._groups is not None
         for node in routes:
-            key = node.group_key(newest.alert["labels"])
-            group, due = self._groups.by_key.get(key), newest.created + int(node.wait_s * SECOND)
+            key, labels = node.group_key(newest.alert["labels"]), node.group_labels(newest.alert["labels"])
+            group, due = self._groups.by_key.get(key), min(newest.created, now) + int(node.wait_s * SECOND)
             if group is None:
-                group = Group(name_group(self._receiver, key), key, node.group_labels(newest.alert["labels"]), due)
+                group = Group(name_group(self._receiver, key, now), key, labels, due)
             if not group.alerts:
                 group.flush_at = min(group.flush_at, due)
             if newest.fingerprint not in group.alerts:
@@ -272,7 +278,7 @@ class HeldMessages:
             keys = {node.group_key(newest.alert["labels"]) for node in routes}
             saying = {g.key for g, one in self._groups.find_said(incident) if one.fingerprint == newest.fingerprint}
             if not saying or saying & keys:  # else routes have changed since it was said
-                self._join_groups(rows, newest, routes)
+                self._join_groups(rows, newest, routes, this.now)
         self._settle_said(rows, by_alert, newest, situation, this)
 
     def _settle_said(
@@ -313,18 +319,22 @@ class HeldMessages:
         due = self._groups.list_due(this.now)[:MOST]
         waiting = held_rows.find_pending(connection, self._receiver, [group.id for group in due])
         for group in due:
-            node = self._routes.get(group.key.removesuffix(f":{show_labels(group.labels)}"))
-            repeat, interval = (node.repeat_s, node.interval_s) if node else (float("inf"), 1.0)
+            repeat_s, interval = self._find_timers(group)
             if group.id in waiting:
                 group.sent_at = this.now  # it is repeated some time after it arrived
             was_acknowledged = group.acknowledged
-            reason, alerts = group.flush(this.now, repeat, self._is_hidden)
-            group.flush_at = max(group.flush_at + int(interval * SECOND), this.now + SECOND)
+            reason, alerts = group.flush(this.now, repeat_s, self._is_hidden)
+            group.flush_at = max(group.flush_at + interval, this.now + SECOND)
             if reason:
                 pages_again = was_acknowledged and not all(one.has_ended or one.acknowledged for one in alerts)
                 event = next((event for event, text in SAID_AGAIN.items() if text == reason), "opened")
                 event = "resolved" if all(one.has_ended for one in alerts) else event
                 self._add_message(group, alerts, reason, event, this, pages_again)
+
+    def _find_timers(self, group: Group) -> tuple[float, int]:
+        """Returns after how many s a group is repeated, and its interval (us). No route may lead to it any more."""
+        node = self._routes.get(group.key.removesuffix(f":{show_labels(group.labels)}"))
+        return (node.repeat_s, int(node.interval_s * SECOND)) if node else (float("inf"), SECOND)
 
     def _is_hidden(self, alert: GroupAlert) -> bool:
         return bool(self._alerts.find(alert.incident).inhibitor)

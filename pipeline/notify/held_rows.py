@@ -31,17 +31,31 @@ _FIRING = """
 SELECT id FROM incidents WHERE id IN (SELECT unnest($1::VARCHAR[])) AND resolved IS NULL
 AND coalesce(json_array_length(life, '$.silenced_by'), 0) = 0
 """
-_UNREAD = """
-FROM outbox WHERE receiver = $1 AND state = 'grouped' AND part_of NOT IN (SELECT id FROM outbox WHERE receiver = $1)
+_IN_OLD_GROUP = """
+receiver = $1 AND state = 'grouped' AND part_of NOT IN (SELECT id FROM outbox WHERE receiver = $1)
 """
-"""Rows whose `part_of` is a group: an older version wrote them."""
-_HOLD_UNREAD = f"""
+"""Rows whose `part_of` is a group, not its message: an older version wrote them."""
+_OVERTAKEN = """
+receiver = $1 AND state = 'held' AND kind = 'firing' AND number < (
+    SELECT max(number) FROM outbox n WHERE n.receiver = $1 AND n.incident = outbox.incident AND n.kind <> 'update'
+    AND n.state <> 'held')
+"""
+"""Held rows that fire below a newer one about which was decided: an older version left some."""
+_HOLD_AGAIN = f"""
 UPDATE outbox SET state = CASE WHEN n.message IS NULL THEN 'held' ELSE state END, part_of = n.message
 FROM (SELECT o.id, (SELECT arg_max(m.id, m.number) FROM outbox m WHERE m.receiver = $1 AND m.incident = o.part_of
                     AND m.state = 'pending' AND m.created >= o.created AND m.kind <> 'update') AS message
-      FROM (SELECT id, part_of, created {_UNREAD}) o) n
+      FROM (SELECT id, part_of, created FROM outbox WHERE {_IN_OLD_GROUP}) o) n
 WHERE outbox.id = n.id
 """
+_FORGET_ROUTES = """
+UPDATE outbox SET payload = json_merge_patch(json_merge_patch(payload, '{"groupLabels": null}'), json_object(
+    'groupKey', concat('{}:{incident="', incident, '"}'), 'groupLabels', json_object('incident', incident),
+    'fleetpulse', json_object('route', NULL)))
+WHERE receiver = $1 AND state = 'held' AND payload ->> '$.fleetpulse.route' IS NOT NULL
+"""
+"""Rows of an older version had the group of a route, which decides again."""
+_MUTE_OVERTAKEN = f"UPDATE outbox SET state = 'muted', answer = $2 WHERE {_OVERTAKEN}"
 _SETTLE = """
 UPDATE outbox SET state = n.state, answer = CASE WHEN n.state = 'muted' THEN n.reason ELSE answer END,
     part_of = CASE WHEN n.state = 'grouped' THEN n.reason END,
@@ -98,14 +112,18 @@ def load_groups(cursor: duckdb.DuckDBPyConnection, receiver: str) -> list[str]:
     return [state for (state,) in rows]
 
 
-def has_unread(cursor: duckdb.DuckDBPyConnection, receiver: str) -> bool:
-    """Returns whether there are rows in groups that an older version wrote."""
-    return cursor.execute(f"SELECT 1 {_UNREAD} LIMIT 1", [receiver]).fetchone() is not None
+def is_outdated(cursor: duckdb.DuckDBPyConnection, receiver: str) -> bool:
+    """Returns whether there are rows that `renew` changes."""
+    query = f"SELECT 1 FROM outbox WHERE ({_IN_OLD_GROUP}) OR ({_OVERTAKEN}) LIMIT 1"
+    return cursor.execute(query, [receiver]).fetchone() is not None
 
 
-def hold_unread(connection: duckdb.DuckDBPyConnection, receiver: str) -> None:
-    """Holds such rows again, but for those that a message says which waits for its receiver."""
-    connection.execute(_HOLD_UNREAD, [receiver])
+def renew(connection: duckdb.DuckDBPyConnection, receiver: str, reason: str) -> None:
+    """Holds rows in groups of an older version again, but for those that a message says which waits for its receiver;
+    mutes what is overtaken, for a reason."""
+    connection.execute(_HOLD_AGAIN, [receiver])
+    connection.execute(_FORGET_ROUTES, [receiver])
+    connection.execute(_MUTE_OVERTAKEN, [receiver, reason])
 
 
 def settle(connection: duckdb.DuckDBPyConnection, settled: Sequence[Settlement], now: int) -> None:

@@ -39,6 +39,7 @@ def plan_missed(
     for incident, receiver, text in connection.execute(_TOLD, query).fetchall():
         told[incident][receiver] = json.loads(text)
     open_incidents = {one.id: one for one in ledger.load_open_incidents(connection)}
+    planner.label_all(open_incidents.values())  # one query finds all places
     found: list[Payload] = []
     for one in open_incidents.values():
         found += planner.plan_unsent(one, told.get(one.id, ()), now)

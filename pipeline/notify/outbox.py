@@ -229,6 +229,9 @@ class Notifier:
                 "FROM outbox WHERE state = 'pending' GROUP BY receiver"
             ).fetchall()
             reported = cursor.execute(_REPORTED, [alertmanager.RECEIVER_PREFIX]).fetchall()
+            newest = cursor.execute("SELECT coalesce(epoch_us(max(created)), 0) FROM outbox").fetchone()
+        if newest is not None:  # the clock may have been ahead before the start
+            self._last_clock = {name: max(last, newest[0]) for name, last in self._last_clock.items()}
         self._reported = {incident.removeprefix(alertmanager.RECEIVER_PREFIX): since for incident, since in reported}
         for name, answer, since, attempts in rows:  # probes take turns, so that no message may have many attempts
             if name in self.health and (attempts >= MAX_FAILURES or name in self._reported):
@@ -295,6 +298,7 @@ class Notifier:
         if before - now > CLOCK_STEP_S * SECOND:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, now])
+            self._held[name].forget()
             health = self.health[name]
             health.since, health.next_probe = min(health.since, now), min(health.next_probe, now)
             self._periodic_due[name] = min(self._periodic_due[name], now + WATCHDOG_INTERVAL_S * SECOND)

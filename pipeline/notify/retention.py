@@ -31,9 +31,11 @@ UPDATE outbox SET state = 'dead', answer = m.answer FROM (SELECT id, answer FROM
 WHERE outbox.part_of = m.id AND outbox.state = 'grouped'
 """
 _FORGET_GROUPS = """
-DELETE FROM notify_groups WHERE NOT list_contains($1::VARCHAR[], receiver) AND (state ->> '$.sent_at')::BIGINT < $2
+DELETE FROM notify_groups WHERE NOT list_contains($1::VARCHAR[], receiver)
+AND NOT list_has_any(json_extract_string(state, '$.alerts.*.incident'),
+    (SELECT coalesce(list(id), []) FROM incidents WHERE resolved IS NULL OR epoch_us(resolved) >= $2))
 """
-"""Groups of a receiver that is configured no more: if it is again within a week, what fired there ends there."""
+"""Groups of a receiver that is configured no more, a week after their incidents: if it is again, they end there."""
 _PRUNE = f"""
 DELETE FROM outbox WHERE state <> 'pending' AND epoch_us(created) < $1
 AND incident NOT IN (SELECT id FROM incidents WHERE resolved IS NULL OR epoch_us(resolved) >= $1)

@@ -14,12 +14,14 @@ import pytest
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
 from pipeline.incidents import ledger
-from pipeline.model.records import Life
+from pipeline.model.records import SECOND, Life
+from pipeline.notify.alertmanager import ALERT_FIELDS
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 from tests.pipeline.test_inhibited_pages import ANN, ENDED, PAGED, SENT, HeardSite, heard, open_all, pager
 
 __all__ = ["heard", "pager"]
 ROUTE = Route("hook", group_by=("alertname",), group_wait="0s", group_interval="1m")
+HOUR = 3600 * SECOND
 SOURCE, TARGETS = "cdu:c1", ("gpu:n1.0", "gpu:n2.0", "gpu:n3.0")
 
 
@@ -153,6 +155,9 @@ def test_a_receiver_gets_the_end_of_what_it_got_wherever_it_was_sent(
     assert harness.database.cursor().execute("SELECT count(*) FROM notify_groups").fetchone() == (0,)
 
 
+GROUP_OF_OLDER_VERSIONS = ("id", "key", "labels", "flush_at", "alerts", "firing", "resolved", "acknowledged", "sent_at")
+
+
 def test_groups_and_rows_of_an_older_version_go_on_where_they_were(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
@@ -165,9 +170,10 @@ def test_groups_and_rows_of_an_older_version_go_on_where_they_were(
         (text,) = connection.execute("SELECT state FROM notify_groups").fetchone() or ("",)
         group = json.loads(text)
         (said,) = group["alerts"].values()
-        old = {**said["body"], "incident": said["incident"], "acknowledged": False, "sent": True, "since": 1}
+        assert set(group) == {*GROUP_OF_OLDER_VERSIONS}, "they read it too, after a return to one"
+        assert {"incident", "acknowledged", "sent", *ALERT_FIELDS} <= set(said)
+        old = {name: said[name] for name in ("incident", "acknowledged", "sent", *ALERT_FIELDS)} | {"since": 1}
         unsaid = {**old, "fingerprint": "00", "incident": f"inc-{two}", "sent": False}
-        del group["waiting"]
         group["alerts"] = {old["fingerprint"]: old, "00": unsaid}
         connection.execute("UPDATE notify_groups SET state = ?", [json.dumps(group)])
     harness.write_change("opened", two)
@@ -188,6 +194,84 @@ def test_groups_and_rows_of_an_older_version_go_on_where_they_were(
         {"delivered"},
         {"muted"},
     ]
+
+
+def test_what_an_older_version_held_below_a_newer_row_is_never_sent(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    harness.write_change("opened", SOURCE)
+    harness.write_change("opened", TARGETS[0])
+    pass_time(harness)
+    harness.resolve(TARGETS[0])
+    assert harness.database is not None
+    with harness.database.transaction() as connection:
+        connection.execute("UPDATE outbox SET state = 'muted' WHERE state = 'held' AND kind = 'resolved'")
+    harness.restart()
+    harness.resolve(SOURCE)
+    pass_time(harness)
+    assert told(receiver, TARGETS[0]) == []
+    assert {state for _, state, _ in rows(harness, TARGETS[0])} == {"muted"}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["it_runs_on", "it_starts_again"])
+def test_a_clock_that_was_hours_ahead_makes_no_group_wait(
+    harness: NotifierHarness, receiver: Receiver, again: bool
+) -> None:
+    one, two, three = TARGETS
+    harness.write_change("opened", one)
+    pass_time(harness)
+    harness.write_change("opened", two)
+    harness.now -= 6 * HOUR
+    if again:
+        harness.restart()
+    pass_time(harness)
+    harness.write_change("opened", three)
+    harness.resolve(one)
+    pass_time(harness)
+    assert [told(receiver, cause)[-1:] for cause in TARGETS] == [["resolved"], ["firing"], ["firing"]]
+
+
+def test_what_waits_for_a_receiver_goes_at_once_after_a_start_with_a_clock_set_right(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    change_routes(harness, None)
+    harness.now += 6 * HOUR
+    harness.write_change("opened", "cdu:c9")
+    harness.now -= 6 * HOUR
+    harness.restart()
+    harness.send_due(1, "hook")
+    assert told(receiver, "cdu:c9") == ["firing"]
+
+
+def test_a_receiver_that_was_removed_for_a_while_gets_the_end_of_what_it_got_weeks_ago(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    assert harness.notify is not None
+    change_routes(harness, replace(ROUTE, repeat_interval="720h"))
+    harness.write_change("opened", SOURCE)
+    pass_time(harness)
+    kept, other = harness.notify, replace(harness.notify.webhooks[0], name="other")
+    harness.now += 20 * 24 * HOUR
+    harness.notify = replace(kept, webhooks=(other,), route=replace(ROUTE, receiver="other"))
+    harness.restart()
+    harness.notify = kept
+    harness.restart()
+    harness.resolve(SOURCE)
+    pass_time(harness)
+    assert told(receiver, SOURCE) == ["firing", "resolved"]
+
+
+def test_a_later_group_of_the_same_labels_has_keys_of_its_own(harness: NotifierHarness, receiver: Receiver) -> None:
+    for number in range(2):
+        harness.write_change("opened" if not number else "reopened", SOURCE, resolved=None, state="open")
+        pass_time(harness)
+        harness.resolve(SOURCE)
+        pass_time(harness)
+        harness.now += 9 * 24 * HOUR
+        harness.tidy()
+        harness.notifier._clean_outbox()
+    keys = [key for key, _ in receiver.posts]
+    assert len(set(keys)) == len(keys) == 4
 
 
 def test_what_a_refused_message_of_a_group_said_is_sent_again_by_that_message(
