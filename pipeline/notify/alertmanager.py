@@ -202,8 +202,8 @@ class PayloadPlanner:
     locate:    entity -> where it is, as labels.   The place of an incident is fixed while its entity stays the same,
                since labels are the identity of its alert.
     read_sent: incidents -> labels of the newest stored alert of each that has one, after a restart.
-    has_groups: endpoints that have groups from before the start, also if there are no routes any more: what becomes of
-               their alerts is decided like that of held messages.
+    undecided: endpoints with groups or held messages from before the start, also if there are no routes any more:
+               their messages are held too, so that all of an incident are decided about together.
     """
 
     def __init__(
@@ -214,9 +214,9 @@ class PayloadPlanner:
         locate: Callable[[str], Mapping[str, str]],
         read_sent: Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]],
         annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
-        has_groups: Collection[str] = frozenset(),
+        undecided: Collection[str] = frozenset(),
     ) -> None:
-        self._annotate, self._has_groups = annotate, has_groups
+        self._annotate, self._undecided = annotate, undecided
         self._endpoints, self._rules, self._source = endpoints, rules, source
         self._locate, self._read_sent = locate, read_sent
         self._places: OrderedDict[str, tuple[str, Mapping[str, str]]] = OrderedDict()
@@ -238,9 +238,14 @@ class PayloadPlanner:
             if incident.state != "acknowledged" or self._endpoints[name].resend_s:
                 yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
 
-    def plan_missed(self, incident: Incident, sent: Mapping[str, Alert], now: int) -> Iterator[Payload]:
+    def plan_missed(
+        self, incident: Incident, sent: Mapping[str, Alert], acknowledged: Collection[str], now: int
+    ) -> Iterator[Payload]:
         """Yields the rows of an incident for endpoints that have an alert of it, from before they were configured
-        again: its end, or with other labels its newest state. sent: endpoint -> the alert that it was sent."""
+        again: its end, with other labels its newest state, or that somebody acknowledged it.
+
+        sent: endpoint -> the alert that it was sent.   acknowledged: endpoints that were told since that it is.
+        """
         fires = incident.resolved is None and not incident.life.silenced_by
         kind: ChangeKind = "updated" if fires else "resolved"
         change = Change(kind, incident, now, ACTOR, "the receiver was not configured when it happened")
@@ -248,12 +253,15 @@ class PayloadPlanner:
         receivers = self._find_receivers(incident, labels) if fires else set()
         for name in sorted(sent.keys() & self._endpoints.keys()):
             ended = {**sent[name], "status": "resolved", "endsAt": iso(max(incident.resolved or now, incident.opened))}
-            if fires and compute_fingerprint(labels) == ended["fingerprint"]:
-                continue
-            if name in receivers:
-                yield from self._emit(name, change, [ended, self._alert(incident, labels)], "firing", now)
-            else:
+            is_same = fires and compute_fingerprint(labels) == ended["fingerprint"]
+            if not is_same and name not in receivers:
                 yield from self._emit(name, change, [ended], "resolved", now)
+                continue
+            firing = self._alert(incident, labels)
+            if not is_same:
+                yield from self._emit(name, change, [ended, firing], "firing", now)
+            if not is_same or name not in acknowledged:
+                yield from self._acknowledge_again(name, change, firing, now)
 
     def label(self, incident: Incident, is_new: bool = False) -> dict[str, str]:
         """Returns the labels of an incident's alert. is_new: none was stored before."""
@@ -322,8 +330,8 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [firing], "update", now)
 
     def _acknowledge_again(self, name: str, change: Change, alert: Alert, now: int) -> Iterator[Payload]:
-        """Yields the acknowledgement of an alert that fires with other labels: the receiver may not have had the old
-        one, which was silenced, and would page for what a person works on."""
+        """Yields the acknowledgement of an alert that the receiver may know without it, since it was removed meanwhile,
+        or the alert silenced. It would page for what a person works on."""
         if change.incident.state == "acknowledged" and self._endpoints[name].reports("acknowledged"):
             by = change.incident.life.acknowledged_by
             again = replace(change, kind="acknowledged", actor=ACTOR, comment=f"as before by {by}")
@@ -348,7 +356,7 @@ class PayloadPlanner:
         endpoint, is_routed = self._endpoints[name], self._rules.top is not None
         if not endpoint.groups or not is_routed:
             is_target = any(self._rules.is_target(alert["labels"]) for alert in alerts)
-            held = endpoint.groups and (is_target or name in self._has_groups)
+            held = endpoint.groups and (is_target or name in self._undecided)
             yield self._make_row(name, change, alerts, kind, now, held)
             return
         if kind == "update" and change.kind != "acknowledged":

@@ -21,10 +21,14 @@ WHERE kind <> 'update' AND state <> 'muted' AND NOT (state = 'dead' AND answer =
 GROUP BY ALL
 """
 _TOLD = f"""
-SELECT n.incident, n.receiver, o.payload FROM ({_NEWEST}) n JOIN outbox o USING (incident, receiver, number)
+SELECT n.incident, n.receiver, o.payload, EXISTS (
+    SELECT 1 FROM outbox u WHERE u.incident = n.incident AND u.receiver = n.receiver AND u.number > n.number
+    AND u.kind = 'update' AND u.payload ->> '$.fleetpulse.event' = 'acknowledged')
+FROM ({_NEWEST}) n JOIN outbox o USING (incident, receiver, number)
 WHERE n.fires AND (n.incident IN (SELECT id FROM incidents) OR starts_with(n.incident, $3))
 """
-"""The newest message of each receiver about an incident, if it fires and was, or may still be, sent."""
+"""The newest message of each receiver about an incident, if it fires and was, or may still be, sent; and whether the
+receiver was told since that somebody acknowledged it."""
 _STATES = """
 SELECT incident, arg_max(kind, (created, number)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 """
@@ -36,8 +40,10 @@ def plan_missed(
     """Returns the messages that receivers were not sent: pages that fire, and the ends of those that do not."""
     told: dict[str, dict[str, Any]] = defaultdict(dict)
     query = [NOT_CONFIGURED, GROUP_PREFIX, RECEIVER_PREFIX]
-    for incident, receiver, text in connection.execute(_TOLD, query).fetchall():
+    acknowledged: dict[str, set[str]] = defaultdict(set)
+    for incident, receiver, text, is_acknowledged in connection.execute(_TOLD, query).fetchall():
         told[incident][receiver] = json.loads(text)
+        acknowledged[incident] |= {receiver} if is_acknowledged else set()
     open_incidents = {one.id: one for one in ledger.load_open_incidents(connection)}
     planner.label_all(open_incidents.values())  # one query finds all places
     found: list[Payload] = []
@@ -47,7 +53,8 @@ def plan_missed(
     for id_, bodies in told.items():
         incident = open_incidents.get(id_) or ledger.load_incident(connection, id_)
         if incident is not None:
-            found += planner.plan_missed(incident, {name: body["alerts"][-1] for name, body in bodies.items()}, now)
+            sent = {name: body["alerts"][-1] for name, body in bodies.items()}
+            found += planner.plan_missed(incident, sent, acknowledged[id_], now)
         elif id_ in states and (id_.removeprefix(RECEIVER_PREFIX) not in receivers or states[id_] == "resolved"):
             found += [_end_report(id_, name, bodies[name], now) for name in sorted(bodies.keys() & set(receivers))]
     return found

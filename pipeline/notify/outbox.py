@@ -110,9 +110,9 @@ class Notifier:
         self._call = functools.partial(delivery.exchange, timeout_s=timeout_s)
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
         rules = build_rules(notify)
-        self._has_groups = self._find_groups()
+        self._undecided = self._find_undecided()
         self._planner = PayloadPlanner(
-            *(self.receivers, rules, self._source, locate, self._read_sent, annotate), self._has_groups
+            *(self.receivers, rules, self._source, locate, self._read_sent, annotate), self._undecided
         )
         self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
@@ -143,10 +143,12 @@ class Notifier:
             for name, endpoint in self.receivers.items()
         }
 
-    def _find_groups(self) -> frozenset[str]:
-        """Returns the receivers that have groups of alerts from before the start, maybe of routes that are no more."""
+    def _find_undecided(self) -> frozenset[str]:
+        """Returns the receivers that have groups of alerts, or held messages, from before the start, maybe of routes
+        that are no more."""
+        query = "SELECT receiver FROM notify_groups UNION SELECT receiver FROM outbox WHERE state = 'held'"
         with contextlib.closing(self._store.cursor()) as cursor:
-            rows = cursor.execute("SELECT DISTINCT receiver FROM notify_groups").fetchall()
+            rows = cursor.execute(query).fetchall()
         return frozenset(name for (name,) in rows)
 
     def _make_body(
@@ -252,7 +254,7 @@ class Notifier:
         self._handle_clock_step(name)
         if self._holding[name]:
             is_holding = self._held[name].release(self._clock())
-            self._holding[name] = is_holding or self._rules.hold or name in self._has_groups
+            self._holding[name] = is_holding or self._rules.hold or name in self._undecided
         due = self._load_probe(name) if health.is_down else load_due(self._store, name, self._clock())
         if due:
             self._send_batch(name, due, ended)

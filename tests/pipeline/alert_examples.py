@@ -81,6 +81,9 @@ EXAMPLES = {
     "a receiver is removed, the labels of a page change, and the receiver returns": World(
         ALONE, 20, (OPEN_A, WAIT, use(Setting(removed=("desk",))), ("blame", A), WAIT)
     ),
+    "a receiver is removed, a person takes its page, and the receiver returns": World(
+        ALONE, 20, (OPEN_A, WAIT, use(Setting(removed=("pager",))), ("acknowledge", A, None), WAIT)
+    ),
     "a receiver fails, another one is removed that was told so, and both return": World(
         ALONE, 20, (("away", "hook", "error"), OPEN_A, WAIT, use(Setting(removed=("desk",))), ("back", "hook"), WAIT)
     ),

@@ -213,6 +213,16 @@ def test_what_an_older_version_held_below_a_newer_row_is_never_sent(
     assert {state for _, state, _ in rows(harness, TARGETS[0])} == {"muted"}
 
 
+def test_a_page_that_waits_in_its_group_while_routes_go_and_that_ends_at_once_gets_no_end(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    harness.write_change("opened", SOURCE)
+    change_routes(harness, None)
+    harness.resolve(SOURCE)
+    pass_time(harness)
+    assert told(receiver, SOURCE) == []
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["it_runs_on", "it_starts_again"])
 def test_a_clock_that_was_hours_ahead_makes_no_group_wait(
     harness: NotifierHarness, receiver: Receiver, again: bool
