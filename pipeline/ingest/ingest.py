@@ -31,6 +31,7 @@ from pipeline.ingest.foreign import (
 from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, ForeignBatch, Item, build_rows, decode_item
 from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
+from pipeline.ingest.progress import Progress
 from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_bytes, load_newer_letters
 from pipeline.ingest.senders import CatchUp, Senders
 from pipeline.ingest.topic_lag import TopicLags
@@ -72,29 +73,6 @@ class Committed:
     events: list[Event] = field(default_factory=list)
     messages: int = 0
     gaps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """State of ingest after its last step; the only part that other threads read.
-
-    backlog: event time of the oldest waiting input.  newest: newest stored event time.  nodes: the same by sender.
-    passed: event time that all alive senders had passed before the step (Senders.find_passed_time). Before, because an
-    event is sent before the telemetry of its tick and may be read one step later.
-    arrivals: arrival time of the newest message per sender (UTC us, our clock or the brokers', never the sender's).
-    clock_errors: sender -> clock error (us), above 0: ahead, below 0: behind; only wrong clocks.
-    unanswered: the partition without a response for longest, and since when (UTC us).
-    newer: nodes whose spools are blocked until the pipeline is upgraded.
-    """
-
-    backlog: int | None = None
-    newest: int | None = None
-    passed: int | None = None
-    nodes: Mapping[str, int] = field(default_factory=dict)
-    arrivals: Mapping[str, int] = field(default_factory=dict)
-    clock_errors: Mapping[str, int] = field(default_factory=dict)
-    unanswered: tuple[Partition, int] | None = None
-    newer: tuple[str, ...] = ()
 
 
 class Ingest:
@@ -361,18 +339,19 @@ class Ingest:
         heap = [(queue[0].time, i, queue) for i, queue in enumerate(self._queues.values()) if queue]
         heapq.heapify(heap)
         taken: list[Item] = []
-        rows: dict[str, int] = {}
+        rows = Counter[str]()
         samples = size = 0
         while heap and len(taken) < COMMIT_MESSAGES and size < COMMIT_BYTES:
             _, i, queue = heap[0]
             item = queue[0]
-            with_it = {c: rows.get(c, 0) + n for c, n in item.rows.items()}
-            full = max(with_it.values(), default=0) > COMMIT_ROWS
+            full = False
+            for device_class, count in item.rows.items():
+                rows[device_class] += count
+                full |= rows[device_class] > COMMIT_ROWS
             if taken and (full or samples + item.samples > COMMIT_SAMPLES):
                 break
             size += item.size
             taken.append(queue.popleft())
-            rows |= with_it
             samples += item.samples
             if not queue:
                 self._fetch_partition(item.message.partition)
@@ -469,12 +448,25 @@ class Ingest:
         for letter, _ in writes.letters:
             self.transport.send_dead_letter(letter.message, letter.reason)
         self.counters["messages_moved"] += sum(item.shift != 0 for item in fresh)
-        for item in fresh:
-            self._record_times(item, writes.now)
+        if all(run[0].message.partition.spooled for _, run in writes.accepted):
+            for sender, run in writes.accepted:
+                self._record_run(sender[1], run) if sender else self._record_times(run[0], writes.now)
+        else:  # the brokers' append times are compared between senders
+            for item in fresh:
+                self._record_times(item, writes.now)
         for partition, next_offset in writes.next_offsets.items():
             if partition in self._gaps and self._gaps[partition].next_offset == next_offset:
                 del self._gaps[partition]
             self.transport.commit_offset(partition, next_offset)
+
+    def _record_run(self, node: str, run: Sequence[Item]) -> None:
+        """Records the event times of stored telemetry of one spool."""
+        arrived, partition = run[-1].arrived, run[-1].message.partition
+        times = [item.newest for item in run if item.newest is not None]
+        ticks = [tick for item in run if (tick := item.tick)]
+        self._agents.record(node, arrived)
+        self._newest[partition] = max(self._newest.get(partition, times[0]), *times)
+        self.senders.record_telemetry(node, arrived, times, ticks[-1] if ticks else 0)
 
     def _record_times(self, item: Item, now: int) -> None:
         """Records the event times of a stored message for its partition and sender."""
@@ -496,5 +488,4 @@ class Ingest:
         if item.message.appended:
             self._catch_up.record_message(node, newest, item.message.appended, now, self.senders.newest)
         self._newest[partition] = max(self._newest.get(partition, newest), newest)
-        tick = (newest - item.time) // (item.body.ticks - 1) if item.body.ticks > 1 else 0
-        self.senders.record_message(node, item.arrived, newest, tick)
+        self.senders.record_message(node, item.arrived, newest, item.tick)

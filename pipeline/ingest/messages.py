@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.ingest.columns import ColumnLimits
 from pipeline.model.errors import NewerWireError, Rejected, WireError
@@ -78,6 +79,13 @@ class Item(NamedTuple):
     def is_letter(self) -> bool:
         """Whether it comes from the stored dead letters (load_newer_letters), not from a transport."""
         return not self.message.partition.incarnation
+
+    @property
+    def tick(self) -> int:
+        """Event time between the ticks of telemetry (us); 0 if it has one."""
+        if not isinstance(self.body, wire.Body) or self.body.ticks == 1 or self.newest is None:
+            return 0
+        return (self.newest - self.time) // (self.body.ticks - 1)
 
     @property
     def size(self) -> int:
@@ -181,14 +189,13 @@ def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collecti
             width = len(names[0])
             if not width:
                 continue
-            ids = np.concatenate(
-                [
-                    devices.assign_ids(
-                        device_class, b.layout.site, b.layout.node, b.envelope.simulated, entities, excluded
+            ids_of: dict[wire.Layout, NDArray[np.int32]] = {}
+            for b, entities in zip(group.bodies, names, strict=True):
+                if (layout := b.layout) not in ids_of:
+                    ids_of[layout] = devices.assign_ids(
+                        device_class, layout.site, layout.node, b.envelope.simulated, entities, excluded
                     )
-                    for b, entities in zip(group.bodies, names, strict=True)
-                ]
-            )
+            ids = np.concatenate([ids_of[b.layout] for b in group.bodies])
             time = np.repeat(group.times.reshape(-1), width)
             device = np.broadcast_to(ids.reshape(messages, 1, width), (messages, ticks, width)).reshape(-1)
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})

@@ -10,7 +10,7 @@ A sender that does not gain on the clock is not waited for: a stopped, slow or r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import duckdb
@@ -132,14 +132,25 @@ class Senders:
 
         tick: event time between its ticks, 0 if it has one.
         """
-        self.arrivals[node] = arrived  # not the maximum: if our clock was set back, that would hide all arrivals
         if newest is not None:
-            before = self.newest.get(node, newest)
-            if newest > before or node not in self._intervals:
-                self._intervals[node] = newest - before if node in self._telemetry_at else self._intervals.get(node, 0)
-            self.newest[node], self._telemetry_at[node] = max(newest, before), arrived
-            if tick:
-                self._ticks[node] = tick
+            self.record_telemetry(node, arrived, (newest,), tick)
+        self.arrivals[node] = arrived  # not the maximum: if our clock was set back, that would hide all arrivals
+        self._changed.add(node)
+
+    def record_telemetry(self, node: str, arrived: int, times: Sequence[int], tick: int = 0) -> None:
+        """Records stored telemetry of `node` with the newest event times `times`, the last of which arrived then.
+
+        tick: as in `record_message`, of the last message with several.
+        """
+        before, apart, known = self.newest.get(node, times[0]), self._intervals.get(node), node in self._telemetry_at
+        for newest in times:
+            if newest > before or apart is None:
+                apart = newest - before if known else apart or 0
+            before, known = max(newest, before), True
+        self.arrivals[node] = self._telemetry_at[node] = arrived
+        self.newest[node], self._intervals[node] = before, apart or 0
+        if tick:
+            self._ticks[node] = tick
         self._changed.add(node)
 
     def find_passed_time(self, now: int, lateness: int) -> int | None:

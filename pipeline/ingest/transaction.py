@@ -58,8 +58,9 @@ class TransactionWrites:
     rejected_messages: list[tuple[Message, str]] = field(default_factory=list)  # messages rejected whole, with the rule
     measured: set[str] = field(default_factory=set)  # nodes with admitted telemetry, except of reread letters
     has_reported_loss: bool = False  # whether an agent reported dropped messages
-    _spools: dict[tuple[str, str], Sender] = field(default_factory=dict)  # those with runs, one of each node and topic
-    _reached: dict[Sender, int] = field(default_factory=dict)  # highest sequence number of messages in runs
+    accepted: list[tuple[Sender | None, list[Item]]] = field(default_factory=list)  # what is stored, as join_runs does
+    # by topic and node: epoch and highest sequence number of the messages in runs
+    _reached: dict[tuple[str, str], tuple[bytes, int]] = field(default_factory=dict)
 
     def record_lost(self, partition: Partition, gap: GapError) -> None:
         """Records offsets that the transport has lost."""
@@ -80,8 +81,10 @@ class TransactionWrites:
             if sender is not None:
                 self._accept_run(sender, run, admission)
                 kept.update(zip(map(id, run), run, strict=True))
+                self.accepted.append((sender, run))
             elif (part := self._accept_item(run[0], admission)) is not None:
                 kept[id(run[0])] = part
+                self.accepted.append((None, [part]))
         return [kept[id(item)] for item in items if id(item) in kept]
 
     def _find_sender(self, item: Item, admission: Admission) -> Sender | None:
@@ -90,14 +93,14 @@ class TransactionWrites:
         if not isinstance(body, wire.Body) or item.newest is None or item.is_letter:
             return None
         layout, envelope = body.layout, body.envelope
-        sender, sequence = (message.partition.topic, layout.node, envelope.epoch.hex()), envelope.sequence
-        if self._spools.setdefault(sender[:2], sender) != sender:
-            return None
-        if sequence <= max(self._mark_of(sender), self._reached.get(sender, -1)):
+        stream, epoch, sequence = (message.partition.topic, layout.node), envelope.epoch, envelope.sequence
+        spool, reached = self._reached.get(stream, (epoch, -1))
+        sender = *stream, epoch.hex()
+        if spool != epoch or sequence <= reached or sequence <= self._mark_of(sender):
             return None
         if not admission.is_settled(layout, min(item.newest, message.appended or self.now)):
             return None
-        self._reached[sender] = sequence
+        self._reached[stream] = epoch, sequence
         return sender
 
     def _accept_run(self, sender: Sender, run: Sequence[Item], admission: Admission) -> None:
