@@ -424,7 +424,7 @@ def test_what_a_message_says_does_not_depend_on_the_messages_before_it(order: li
     messages = alike_messages()
     alone = []
     for message in messages:
-        wire._codecs().opening = None
+        wire._codecs().openings.clear()
         alone.append(opened(message))
     for number in order:
         assert opened(messages[number % len(messages)]) == alone[number % len(messages)]
