@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from dashboards.devices.answers import Compared, Comparison, Numbers
+from dashboards.explore import columns
 from pipeline.model.records import SECOND
 
 
@@ -46,12 +47,12 @@ def _line_table(signal: Compared, i: int) -> pa.Table:
     band: tuple[Numbers | None, ...] = signal.band or (None, None, None)
     numbers = (line.values, line.low, line.high, *band)
     texts = (signal.name, signal.unit, line.entity)
-    columns = [
+    arrays = [
         pa.array(times, pa.timestamp("us", "UTC")),
         *(pa.array([text] * len(at), pa.string()) for text in texts),
         *(_floats(one, at) for one in numbers),
     ]
-    return pa.Table.from_arrays(columns, schema=_SCHEMA)
+    return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 
 
 def _floats(values: Numbers | None, at: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> pa.Array:
@@ -61,20 +62,30 @@ def _floats(values: Numbers | None, at: np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def write_csv(table: pa.Table) -> bytes:
-    """Returns a table as CSV, times as `2026-01-31T08:00:00.000000Z`; nested values as text."""
-    plain = table
-    for i, field in enumerate(table.schema):
-        column = table.column(i)
-        if pa.types.is_timestamp(field.type):
-            column = pa.compute.strftime(column.cast(pa.timestamp("us", "UTC")), "%Y-%m-%dT%H:%M:%SZ")
-        elif pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
-            column = pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())
-        elif pa.types.is_string(field.type):
-            column = pa.array([_harmless(v) for v in column.to_pylist()], pa.string())
-        plain = plain.set_column(i, field.name, column)
+    """Returns a table as CSV, times as `2026-01-31T08:00:00.000000Z`; nested values and others as text."""
+    fields = enumerate(table.schema)
+    plain = pa.Table.from_arrays([_csv_column(table.column(i), f.type) for i, f in fields], table.column_names)
     sink = io.BytesIO()
     pyarrow.csv.write_csv(plain, sink)
     return sink.getvalue()
+
+
+def _csv_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if pa.types.is_timestamp(kind):
+        return columns.times_as_text(column)
+    if pa.types.is_date(kind):
+        return columns.dates_as_text(column)
+    if any(is_kind(kind) for is_kind in _WRITTEN):
+        return column
+    texts = columns.as_text(column).to_pylist()
+    return pa.array([_harmless(text) for text in texts], pa.string())
+
+
+_WRITTEN = (
+    pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_time,
+    pa.types.is_duration, pa.types.is_null,
+)  # fmt: skip
+"""Types that are written as they are; of others the text is written."""
 
 
 def _harmless(text: str | None) -> str | None:

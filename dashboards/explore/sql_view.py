@@ -13,6 +13,7 @@ import streamlit as st
 from dashboards import markup, snapshot
 from dashboards.client import ApiError
 from dashboards.explore import export
+from dashboards.explore.columns import plain_table
 from dashboards.words import amount, unit_name
 from pipeline.model.signals import CATALOGUE, CLASSES, signals_of_class
 
@@ -125,10 +126,10 @@ def run(url: str, query: str) -> Result:
     began = snapshot.now()
     try:
         raw, truncated = client.run_query(query)
-        table = pa.ipc.open_stream(raw).read_all()
+        table = plain_table(pa.ipc.open_stream(raw).read_all())
     except ApiError as error:
         return Result(None, error=str(error), kind=error.kind)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         return Result(None, error=f"The result cannot be read ({error}); expected an Arrow stream of the same version.")
     return Result(table, truncated, seconds=(snapshot.now() - began) / 1e6)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -15,6 +16,7 @@ from dashboards import routes
 from dashboards.devices.answers import parse_comparison
 from dashboards.devices.html import explore_href
 from dashboards.explore import choose, export, sql_view
+from dashboards.explore.columns import plain_table, unique_names
 from dashboards.time_chart.component import Look, chart_data
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
@@ -133,6 +135,44 @@ def test_a_text_is_no_formula_in_a_spreadsheet() -> None:
     assert "plain" in text
 
 
+def _csv(query: str) -> list[str]:
+    """Returns the lines of the CSV of a query's result, which Parquet can hold too."""
+    table = plain_table(duckdb.sql(query).to_arrow_table())
+    assert pyarrow.parquet.read_table(io.BytesIO(export.write_parquet(table))).num_rows == table.num_rows
+    return export.write_csv(table).decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("INTERVAL '1 month 5 days 90 seconds'", '"1 month 5 days 00:01:30"'),
+        ("INTERVAL '-14 months'", '"\'-1 year -2 months"'),
+        ("INTERVAL '-1500 milliseconds'", '"\'-00:00:01.5"'),
+        ("INTERVAL '0 seconds'", '"00:00:00"'),
+        ("NULL::INTERVAL", ""),
+        ("TIMESTAMP_NS '2026-01-01 00:00:00.123456789'", '"2026-01-01T00:00:00.123456789Z"'),
+        ("TIMESTAMP_S '2026-01-01 00:00:01'", '"2026-01-01T00:00:01.000000Z"'),
+        ("TIMESTAMP_MS '2026-01-01 00:00:01.25'", '"2026-01-01T00:00:01.250000Z"'),
+        ("TIMESTAMPTZ '2026-01-01 01:00:00+01'", '"2026-01-01T00:00:00.000000Z"'),
+        ("'infinity'::TIMESTAMP", ""),
+        ("'-infinity'::TIMESTAMPTZ", ""),
+        ("TIMESTAMP '290000-01-01'", '"+290000-01-01T00:00:00.000000Z"'),
+        ("DATE '2026-01-31'", '"2026-01-31"'),
+        ("DATE '20000-01-31'", '"+20000-01-31"'),
+        ("'infinity'::DATE", ""),
+        ("'=1+1'::ENUM('=1+1')", '"\'=1+1"'),
+        ("['infinity'::TIMESTAMP]", None),
+        ("[INTERVAL '1 day']", None),
+        ("union_value(a := 1)", '"1"'),
+        ("TIME '10:00:00'", "10:00:00.000000"),
+    ],
+)
+def test_a_value_of_any_type_has_a_text_in_the_files_of_a_query(value: str, text: str | None) -> None:
+    lines = _csv(f"SELECT {value} AS x")
+    assert lines[0] == '"x"'
+    assert text is None or lines[1:] == [text]
+
+
 # --- SQL ------------------------------------------------------------------------------------------------------------
 
 
@@ -191,3 +231,20 @@ def test_times_become_lines_and_texts_bars() -> None:
     assert sql_view.chart_columns(over_time) == ("time", ["x", "y"])
     assert sql_view.chart_columns(pa.table({"name": ["a"], "x": [1]})) == ("name", ["x"])
     assert sql_view.chart_columns(pa.table({"x": [1], "y": [2]})) == ("", [])
+
+
+def test_columns_of_one_name_have_names_of_their_own(api: Any) -> None:
+    times = pa.array([NOW, NOW + SECOND], pa.timestamp("us", "UTC"))
+    values = [times, pa.array([61.5, 62.0]), pa.array([71.5, 72.0]), pa.array([1, 2])]
+    joined = pa.Table.from_arrays(values, names=["time", "temperature", "temperature", "temperature_2"])
+    api.sql = (200, _stream(joined))
+    test = page(explore_script, view="sql", sql="SELECT 1", live="0")
+    assert not test.exception
+    assert list(test.dataframe[0].value.columns) == ["time", "temperature", "temperature_3", "temperature_2"]
+    assert unique_names(["a", "a", "b", "a"]) == ["a", "a_2", "b", "a_3"]
+
+
+def test_an_interval_is_shown_as_text(api: Any) -> None:
+    api.sql = (200, _stream(duckdb.sql("SELECT 'A1' AS id, INTERVAL '26 hours' AS age").to_arrow_table()))
+    test = page(explore_script, view="sql", sql="SELECT 1", live="0")
+    assert list(test.dataframe[0].value["age"]) == ["26:00:00"]
