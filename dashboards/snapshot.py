@@ -21,6 +21,7 @@ import streamlit as st
 from dashboards import identity
 from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem, parse_incidents
 from dashboards.client import API_TOKEN_FILE, API_URL, ApiError, Client, NoteKind, read_token
+from dashboards.people_answers import IncidentPage
 from pipeline.model.records import SECOND, Incident, State
 
 T = TypeVar("T")
@@ -66,6 +67,24 @@ class AnswerCache:
             while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
             return answer
+
+    def find_incident(self, url: str, identity: str) -> CachedAnswer[Incident] | None:
+        """Returns the newest row of an incident in the lists that an API gave."""
+        with self._lock:
+            kept = [answer for (source, *_), answer in self._answers.items() if source == url]
+        found: CachedAnswer[Incident] | None = None
+        for answer in kept:
+            if found is not None and answer.fetched <= found.fetched:
+                continue
+            row = next((one for one in _rows_of(answer.value) if one.id == identity), None)
+            found = found if row is None else CachedAnswer(row, answer.fetched)
+        return found
+
+
+def _rows_of(value: Any) -> Sequence[Incident]:
+    """Returns the incidents of a response that lists some."""
+    rows = value.incidents if isinstance(value, IncidentPage) else value
+    return [row for row in rows if isinstance(row, Incident)] if isinstance(rows, tuple) else []
 
 
 _CACHE = AnswerCache()
@@ -206,6 +225,12 @@ def fetch_unresolved() -> CachedAnswer[tuple[Incident, ...]]:
 def fetch_incident(identity: str) -> CachedAnswer[IncidentDetail]:
     """Returns one incident."""
     return cast(CachedAnswer[IncidentDetail], _fetch("fetch_incident", identity))
+
+
+def find_listed_incident(identity: str) -> CachedAnswer[Incident] | None:
+    """Returns what the lists of this process last said about an incident, None if none had it: for a page of it while
+    the API is away."""
+    return _CACHE.find_incident(api_url(), identity)
 
 
 def fetch_series(entity: str, signal: str, start: int, end: int, span: str = "") -> CachedAnswer[Series]:

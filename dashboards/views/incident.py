@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import streamlit as st
@@ -47,8 +48,7 @@ def _body(identity: str) -> None:
             text = "It may belong to another site, or be older than the retention."
             _draw_missing(f"Incident {identity} not found.", text)
         else:
-            parts.draw_head(f"Incident {identity}", [], "", answer)
-            parts.draw_error(answer)
+            _draw_listed(identity, answer)
         return
     now = snapshot.now()
     _head(detail, answer, now)
@@ -66,6 +66,24 @@ def _body(identity: str) -> None:
     with right:
         _evidence(detail, now)
     _history(detail, now)
+
+
+def _draw_listed(identity: str, answer: snapshot.CachedAnswer[IncidentDetail]) -> None:
+    """Draws what the list said about an incident that was never read in full, while it cannot be read."""
+    row = snapshot.find_listed_incident(identity)
+    if row is None or row.value is None:
+        parts.draw_head(f"Incident {identity}", [], "", answer)
+        parts.draw_error(answer)
+        return
+    now = snapshot.now()
+    detail = IncidentDetail(row.value, (), (), (), {})
+    kept = replace(answer, value=detail, fetched=row.fetched)
+    _head(detail, kept, now)
+    parts.draw_error(kept)
+    text = "Evidence, impact, advice and history follow when the API answers. Until then nothing can be written."
+    st.html(markup.notice(text, "degraded", f"Only the row of the list is known, as of {clock(row.fetched, now)}."))
+    st.html(markup.section("Members", f"{len(row.value.members):,} with findings of this cause"))
+    st.html(markup.chips([entity_link(member) for member in row.value.members]))
 
 
 def _head(detail: IncidentDetail, answer: snapshot.CachedAnswer[IncidentDetail], now: int) -> None:
