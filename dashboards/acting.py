@@ -14,6 +14,7 @@ from dashboards import answers, identity, snapshot
 from dashboards.answers import Change
 from dashboards.client import ApiError
 from dashboards.words import age, joined
+from pipeline.model.errors import FleetpulseError
 from pipeline.model.records import SECOND
 
 CONFLICT = 412
@@ -31,27 +32,43 @@ class Outcome(NamedTuple):
     done: bool
 
 
+class ConflictError(FleetpulseError):
+    """Another person changed the incident since it was seen. The message says who did what."""
+
+
 def act_on_incident(incident: str, version: int | None, verb: str, body: Mapping[str, Any], done: str) -> Outcome:
     """Sends an act on an incident; `done` is the text if it succeeds."""
+    try:
+        write_to_incident(incident, version, verb, body)
+    except ConflictError as error:
+        return Outcome("degraded", f"Nothing changed: {error}", False)
+    except ApiError as error:
+        return Outcome("critical", error.describe("Nothing changed."), False)
+    return Outcome("quiet", done, True)
+
+
+def write_to_incident(incident: str, version: int | None, verb: str, body: Mapping[str, Any]) -> None:
+    """Sends an act on an incident of which the person saw that version. Raises ApiError, and ConflictError with nothing
+    written."""
     for _ in range(TRIES):
         try:
             snapshot.send(answers.parse_incident, f"incidents/{snapshot.quoted(incident)}/{verb}", body, version)
-            return Outcome("quiet", done, True)
+            return
         except ApiError as error:
             if error.status != CONFLICT or version is None:
-                return Outcome("critical", error.describe("Nothing changed."), False)
+                raise
         snapshot.api_url()  # a login may have ended
         try:
             fresh = snapshot.make_client().fetch_incident(incident)
         except ApiError as error:
-            return Outcome("critical", f"Nothing changed: another person changed the incident. {error}", False)
+            raise ApiError(f"Another person changed the incident. {error}", error.status, error.kind) from error
         since = [change for change in fresh.history if change.number > version]
         person = identity.require()
         own = {MACHINE} if person.notes_only else {MACHINE, person.name}  # several people can be `local`
         if any(change.actor not in own for change in since):
-            return Outcome("degraded", describe_conflict(since, snapshot.now()), False)
+            raise ConflictError(describe_conflict(since, snapshot.now()))
         version = fresh.version
-    return Outcome("degraded", "Nothing changed: the incident changes too fast. Try again.", False)
+    raise ConflictError("the incident changes too fast. Try again.")
 
 
 def describe_conflict(since: list[Change], now: int) -> str:
@@ -62,4 +79,4 @@ def describe_conflict(since: list[Change], now: int) -> str:
         for change in since
         if change.actor != MACHINE
     ]
-    return f"Nothing changed: {joined(texts)}. Look at it, then repeat your action."
+    return f"{joined(texts)}. Look at it, then repeat your action."

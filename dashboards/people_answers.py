@@ -96,7 +96,8 @@ class Audit:
 @dataclass(frozen=True, slots=True)
 class IncidentPage:
     """A page of the list of incidents. counts: of each tab. groups: (value of the label, number). reach: incident ->
-    jobs and nodes that it reaches, without those whose impact is not known."""
+    jobs and nodes that it reaches, without those whose impact is not known. versions: of incidents, None for an API
+    that does not list them."""
 
     incidents: tuple[Incident, ...]
     labels: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -104,6 +105,7 @@ class IncidentPage:
     counts: Mapping[str, int]
     groups: tuple[tuple[str, int], ...]
     reach: Mapping[str, tuple[int, int]]
+    versions: Mapping[str, int | None]
 
 
 def parse_silence(table: Mapping[str, Any]) -> Silence:
@@ -183,4 +185,5 @@ def parse_incident_page(table: Mapping[str, Any]) -> IncidentPage:
         counts={str(k): int(v) for k, v in (table.get("counts") or {}).items()},
         groups=tuple((str(g["value"]), int(g["total"])) for g in require_list(table.get("groups") or [])),
         reach={str(r["id"]): (int(r["impact"]["jobs"]), int(r["impact"]["nodes"])) for r in rows if r.get("impact")},
+        versions={str(r["id"]): None if r.get("version") is None else int(r["version"]) for r in rows},
     )

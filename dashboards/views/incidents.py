@@ -8,8 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from dashboards import identity, markup, routes, snapshot
-from dashboards.acting import Outcome
-from dashboards.answers import parse_incident
+from dashboards.acting import ConflictError, Outcome, write_to_incident
 from dashboards.client import ApiError
 from dashboards.incident_list.component import selectable_list
 from dashboards.links import Link, as_markup
@@ -23,6 +22,8 @@ from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident
 
 _RESULT = "fleetpulse.list.result"
+About = tuple[str, int | None]
+"""Id of an incident, and the version that the person saw; None: the API does not list it."""
 VIEWS: tuple[tuple[str, ListQuery], ...] = (
     ("Not acknowledged", ListQuery(show="pending")),
     ("Critical, by rack", ListQuery(matchers=('severity="critical"',), group="rack")),
@@ -59,11 +60,11 @@ def _body() -> None:
         f"incidents-{query.show}",
         _group_headings(query, found),
         found.reach,
-        (lambda one: _acknowledge([one], titles.get(one, one))) if may else None,
+        (lambda one: _acknowledge([(one, found.versions.get(one))], titles.get(one, one))) if may else None,
         lambda: _switch_mine(query),
     )
     with bar:
-        _bulk([i for i in found.incidents if i.id in selected], found.labels)
+        _bulk([i for i in found.incidents if i.id in selected], found)
         if not found.incidents:
             _draw_empty(query, answer)
     _pages(query, found.total)
@@ -211,14 +212,19 @@ def _pages(query: ListQuery, total: int) -> None:
     st.html(f'<nav class="fp-pages" aria-label="Pages">{" ".join(f"<span>{t}</span>" for t in texts)}</nav>')
 
 
-def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+def seen_versions(chosen: Sequence[Incident], found: IncidentPage) -> list[About]:
+    """Returns each incident with the version that the list shows."""
+    return [(i.id, found.versions.get(i.id)) for i in chosen]
+
+
+def _bulk(chosen: Sequence[Incident], found: IncidentPage) -> None:
     """Draws the acts on the selected incidents, and the result of the last one."""
     if chosen:
         row = st.container(horizontal=True, vertical_alignment="center", key="bulk")
         row.html(f"<b>{amount(len(chosen), 'incident', 'incidents')} selected</b>", width="content")
         if not silencing.draw_right("incidents/ID/acknowledge"):
             return
-        waiting = [i.id for i in chosen if i.state in ("open", "silenced")]
+        waiting = seen_versions([i for i in chosen if i.state in ("open", "silenced")], found)
         row.button(
             f"Acknowledge {len(waiting)}",
             key="bulk-acknowledge",
@@ -229,10 +235,10 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
         )
         if taker := draw_popover(row, "Assign", "bulk-assign"):
             with taker:
-                _assign_form([i.id for i in chosen if i.state != "resolved"])
+                _assign_form(seen_versions([i for i in chosen if i.state != "resolved"], found))
         if box := draw_popover(row, "Silence", "bulk-silence", path="silences"):
             with box:
-                silencing.draw_form("bulk-form", chosen, labels, "bulk-silence")
+                silencing.draw_form("bulk-form", chosen, found.labels, "bulk-silence")
         else:
             with row:
                 silencing.draw_result("bulk-form")
@@ -240,44 +246,46 @@ def _bulk(chosen: Sequence[Incident], labels: Mapping[str, Mapping[str, tuple[st
         st.html(markup.notice(outcome.text, outcome.tone))
 
 
-def _assign_form(identities: Sequence[str]) -> None:
+def _assign_form(chosen: Sequence[About]) -> None:
     """Draws the form that gives incidents to one person."""
     st.text_input("Assign to", key="bulk-assign-to", placeholder="name; empty: no one")
     row = st.container(horizontal=True)
-    label, none = f"Assign {len(identities)}", not identities
-    row.button(label, key="bulk-assign-do", type="primary", disabled=none, on_click=_assign, args=(identities,))
+    label, none = f"Assign {len(chosen)}", not chosen
+    row.button(label, key="bulk-assign-do", type="primary", disabled=none, on_click=_assign, args=(chosen,))
     who = identity.current()
     own = "" if isinstance(who, identity.Stranger) else who.name
-    row.button("Assign to me", key="bulk-assign-me", disabled=none, on_click=_assign, args=(identities, own))
+    row.button("Assign to me", key="bulk-assign-me", disabled=none, on_click=_assign, args=(chosen, own))
 
 
-def _assign(identities: Sequence[str], to: str | None = None) -> None:
+def _assign(chosen: Sequence[About], to: str | None = None) -> None:
     """Assigns incidents to `to`, else to the person in the form; an empty name removes the assignee."""
     name = str(st.session_state.get("bulk-assign-to") or "").strip() if to is None else to
-    _write_all(identities, "assign", {"to": name, "comment": ""}, f"assigned to {name or 'no one'}")
+    _write_all(chosen, "assign", {"to": name, "comment": ""}, f"assigned to {name or 'no one'}")
     if st.session_state[_RESULT].done:
         close_popover("bulk-assign")
 
 
-def _acknowledge(identities: Sequence[str], title: str = "") -> None:
+def _acknowledge(chosen: Sequence[About], title: str = "") -> None:
     """Acknowledges incidents. title: of the only one, for the result."""
-    _write_all(identities, "acknowledge", {"comment": ""}, "acknowledged", title)
+    _write_all(chosen, "acknowledge", {"comment": ""}, "acknowledged", title)
 
 
-def _write_all(identities: Sequence[str], verb: str, body: Mapping[str, str], done: str, title: str = "") -> None:
+def _write_all(chosen: Sequence[About], verb: str, body: Mapping[str, str], done: str, title: str = "") -> None:
     """Writes to incidents one after the other; the result says which were not changed."""
     failed: list[str] = []
     unsure = False
-    for number, one in enumerate(identities, 1):
+    for number, (one, version) in enumerate(chosen, 1):
         try:
-            snapshot.send(parse_incident, f"incidents/{snapshot.quoted(one)}/{verb}", body)
+            write_to_incident(one, version, verb, body)
+        except ConflictError as error:
+            failed.append(f"{title or one}: {error}")
         except ApiError as error:
             failed.append(f"{title or one}: {error}")
             unsure = unsure or error.unsure
             if error.status is None:  # no answer: the others would wait as long
-                failed += identities[number:]
+                failed += [name for name, _ in chosen[number:]]
                 break
-    st.session_state[_RESULT] = _describe(len(identities), failed, done, unsure, title)
+    st.session_state[_RESULT] = _describe(len(chosen), failed, done, unsure, title)
 
 
 def _describe(wanted: int, failed: Sequence[str], done: str, unsure: bool = False, title: str = "") -> Outcome:

@@ -78,10 +78,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredIncidents:
-    """All stored incidents, newest first; equal only to itself. impact: by incident, in numbers."""
+    """All stored incidents, newest first; equal only to itself. impact, versions: by incident."""
 
     rows: Sequence[Incident]
     impact: Mapping[str, Mapping[str, Any]]
+    versions: Mapping[str, int]
 
 
 def load_incidents(service: ApiContext) -> StoredIncidents:
@@ -93,7 +94,7 @@ def load_incidents(service: ApiContext) -> StoredIncidents:
             affected = read_affected(cursor)
             for incident in rows:
                 incident.summary = add_to_title(incident.summary, affected.get(incident.id, ""))
-            return StoredIncidents(rows, read_short_impacts(cursor))
+            return StoredIncidents(rows, read_short_impacts(cursor), ledger.count_histories(cursor))
 
     return service.remember("incident rows", service.backend.read_revision(), read)
 
@@ -166,7 +167,12 @@ def list_incidents(
     chosen = stored.rows if state is None else [i for i in stored.rows if i.state == state]
     found = select_incidents(chosen, labelled, wanted)
     rows = [
-        {**i.as_json(), "impact": stored.impact.get(i.id), **({"labels": labelled[i.id]} if labels else {})}
+        {
+            **i.as_json(),
+            "impact": stored.impact.get(i.id),
+            "version": stored.versions.get(i.id, 0),
+            **({"labels": labelled[i.id]} if labels else {}),
+        }
         for i in found.rows
     ]
     groups = [{"value": value, "total": total} for value, total in found.groups]

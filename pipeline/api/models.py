@@ -271,9 +271,10 @@ class IncidentGroup(Strict):
 
 
 class ListedIncident(Incident):
-    """One incident of the list. impact: null for one of an older version."""
+    """One incident of the list. impact: null for one of an older version. version: for `If-Match`."""
 
     impact: ImpactShort | None = None
+    version: int
 
 
 class Incidents(Strict):

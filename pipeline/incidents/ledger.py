@@ -208,6 +208,11 @@ def count_history(connection: duckdb.DuckDBPyConnection, id_: str) -> int:
     return int(row[0]) if row else 0
 
 
+def count_histories(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Returns the version of every incident."""
+    return dict(connection.execute("SELECT incident, max(number) FROM history GROUP BY incident").fetchall())
+
+
 def load_case(connection: duckdb.DuckDBPyConnection, incident: Incident) -> Case:
     """Returns the case of a resolved incident from its findings, so that it can be reopened."""
     rows = connection.execute(

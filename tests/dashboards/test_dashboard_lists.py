@@ -13,7 +13,7 @@ from dashboards.answers import parse_detail, parse_incident
 from dashboards.budget_text import plain_budget
 from dashboards.incident_list.component import list_rows
 from dashboards.list_query import ListQuery, parse_query
-from dashboards.people_answers import parse_audit, parse_silence, write_matcher
+from dashboards.people_answers import parse_audit, parse_incident_page, parse_silence, write_matcher
 from dashboards.views import audit, handover, incidents, silences
 from dashboards.views.detectors import detection_text, parse_budgets, precision_text
 from detectors.base.budget import budget_line
@@ -37,6 +37,12 @@ def handover_script() -> None:
     from dashboards.views import handover
 
     handover.page()
+
+
+def incident_script() -> None:
+    from dashboards.views import incident
+
+    incident.page()
 
 
 def audit_script() -> None:
@@ -97,7 +103,7 @@ def test_a_wrong_matcher_is_shown_with_its_fault(api: Any) -> None:
 
 def test_a_selection_is_acknowledged_one_by_one_and_says_what_failed(api: Any) -> None:
     api.incidents["C3"] = {**incident_table("C3"), "findings": [], "history": [], "notifications": []}
-    incidents._acknowledge(["A1", "C3"])
+    incidents._acknowledge([("A1", None), ("C3", None)])
     assert [path for path, _ in api.posted] == ["incidents/A1/acknowledge", "incidents/C3/acknowledge"]
     assert incidents._describe(2, [], "acknowledged").text == "2 incidents acknowledged."
     assert incidents._describe(1, [], "acknowledged", title="hot").text == "1 incident acknowledged: hot."
@@ -107,15 +113,56 @@ def test_a_selection_is_acknowledged_one_by_one_and_says_what_failed(api: Any) -
 
 def test_a_selection_is_assigned_to_one_person_and_says_what_failed(api: Any) -> None:
     api.incidents["C3"] = {**incident_table("C3"), "findings": [], "history": [], "notifications": []}
-    incidents._assign(["A1", "C3"], "ann")
+    incidents._assign([("A1", None), ("C3", None)], "ann")
     wanted = {"to": "ann", "comment": ""}
     assert api.posted == [("incidents/A1/assign", wanted), ("incidents/C3/assign", wanted)]
     assert st.session_state["fleetpulse.list.result"].text == "2 incidents assigned to ann."
     api.broken["incidents/C3/assign"] = (409, b'{"detail": "it is resolved"}')
-    incidents._assign(["A1", "C3"], "")
+    incidents._assign([("A1", None), ("C3", None)], "")
     said = st.session_state["fleetpulse.list.result"]
     assert said.text.startswith("1 of 2 not assigned to no one. C3: It is resolved")
     assert not said.done
+
+
+def test_a_selection_is_written_with_the_versions_that_the_list_showed(api: Any) -> None:
+    """Another person took the second incident after the list was drawn: it stays theirs, the first is assigned."""
+    rest = {"version": 1, "findings": [], "history": [], "notifications": []}
+    api.incidents = {name: {**incident_table(name), **rest} for name in ("A1", "A2")}
+    page(incidents_script)
+    found = parse_incident_page(api.list_incidents({}))
+    taken = {"number": 2, "time": iso(NOW), "kind": "assigned", "actor": "bob@example.org", "comment": "mine"}
+    api.incidents["A2"] |= {"version": 2, "history": [taken], "assignee": "bob@example.org"}
+    seen = incidents.seen_versions(found.incidents, found)
+    incidents._assign(seen, "ann")
+    said = st.session_state["fleetpulse.list.result"]
+    assert said.text.startswith("1 of 2 not assigned to ann. A2: bob@example.org assigned it")
+    assert api.incidents["A2"]["assignee"] == "bob@example.org"
+    assert api.incidents["A1"]["assignee"] == "ann"
+    incidents._acknowledge(seen[1:], "rank 17 is slow")
+    assert "rank 17 is slow: bob@example.org assigned it" in st.session_state["fleetpulse.list.result"].text
+
+
+@pytest.mark.slow
+def test_a_button_of_the_list_sends_the_version_of_its_row(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.incidents = {"A1": {**incident_table("A1"), "version": 7, "findings": [], "history": []}}
+    monkeypatch.setattr(incidents, "selectable_list", lambda *_: ["A1"])
+    page(incidents_script).button(key="bulk-acknowledge").click().run()
+    assert api.posted_headers[-1]["If-Match"] == '"7"'
+
+
+@pytest.mark.slow
+def test_an_incident_that_only_the_list_had_shows_its_row_while_the_api_is_away(api: Any) -> None:
+    api.incidents["L7"] = incident_table("L7", assignee="bob")
+    page(incidents_script)
+    api.broken["incidents/L7"] = (503, b'{"detail": "the store is not open"}')
+    api.broken["incidents/L8"] = (503, b'{"detail": "the store is not open"}')
+    text = shown(page(incident_script, id="L7"))
+    assert "The store is not open" in text
+    assert "Rank 17 of job 81 computes 0.61 s a step" in text
+    assert "assigned to bob" in text
+    assert "Only the row of the list is known, as of" in text
+    assert "GPU 1 of n003" in text
+    assert "No data." in shown(page(incident_script, id="L8"))
 
 
 def test_a_row_shows_who_has_the_incident() -> None:

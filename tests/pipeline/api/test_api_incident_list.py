@@ -80,3 +80,14 @@ def test_a_bad_filter_is_refused_with_what_was_expected(client: httpx.Client, qu
     answer = client.get(INCIDENTS, params=query)
     assert answer.status_code == 400
     assert fault in answer.json()["detail"]
+
+
+def test_a_row_has_the_version_of_its_incident_also_after_a_change(listed: Any, client: httpx.Client) -> None:
+    seen = []
+    for comment in ("it was loose", "the cable"):
+        assert client.post(f"{INCIDENTS}/A/comment", json={"comment": comment}).status_code == 200
+        rows = client.get(INCIDENTS).json()["incidents"]
+        version = next(row["version"] for row in rows if row["id"] == "A")
+        assert version == client.get(f"{INCIDENTS}/A").json()["version"]
+        seen.append(version)
+    assert seen[1] == seen[0] + 1
