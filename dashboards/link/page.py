@@ -210,7 +210,7 @@ def flap_text(events: EventItems | None, entity: str) -> str:
 
 
 def error_table(errors: list[Compared], entity: str) -> str:
-    """Returns each counter that was read: rate per hour on average, its highest point, and the peers' average."""
+    """Returns each counter that was read, all per hour: on average, its highest point, and the peers' average."""
     rows, quiet = [], []
     for signal in errors:
         line = next((one for one in signal.lines if one.entity == entity), None)
@@ -222,9 +222,9 @@ def error_table(errors: list[Compared], entity: str) -> str:
         peers = "" if signal.band is None else _per_hour(signal.band[0])
         title = signal_title(signal.name, signal.help).partition(": ")[2]
         chart = link(explore_href([entity], [signal.name]), title)
-        highest = f"{float(np.nanmax(line.values)):.3g}/s"
+        highest = quantity(float(np.nanmax(line.values)) * 3600)
         rows.append([chart, escape(_per_hour(line.values)), escape(highest), escape(peers)])
-    table = html.table(("Counter", "Mean per hour", "Highest", "Peers per hour"), rows, "No errors counted.")
+    table = html.table(("Counter", "Mean per hour", "Highest per hour", "Peers per hour"), rows, "No errors counted.")
     note = f'<p class="fp-empty">Without errors: {escape(", ".join(quiet))}.</p>' if quiet else ""
     return table + note
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from dashboards.devices.answers import EventItem, EventItems, parse_comparison, parse_values
 from dashboards.devices.happened import rows
-from dashboards.link.page import flap_text, state_badge
+from dashboards.link.page import error_table, flap_text, state_badge
 from dashboards.link.signals import BER, ERRORS, LEVELS, with_bit_error_rate
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
@@ -104,6 +105,21 @@ def test_the_bit_error_rate_is_corrected_bits_per_bit() -> None:
     rate = made.signals[0].lines[0].values
     assert np.isnan(rate[0])
     assert rate[1] == pytest.approx(1e-8)
+
+
+def test_all_rates_of_a_row_of_error_counters_are_per_hour() -> None:
+    query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": [PORT], "signal": ["nic.symbol_errors"]}
+    found = parse_comparison(compare_table(query, "node:n003", 8))
+    values = found.signals[0].lines[0].values
+    values[:] = np.float32(0.0)
+    values[: len(values) // 2] = np.float32(0.5)
+    text = error_table(list(found.signals), PORT)
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", text) == [
+        "Counter", "Mean per hour", "Highest per hour", "Peers per hour",
+    ]  # fmt: skip
+    assert ">900<" in text
+    assert ">1,800<" in text
+    assert "/s" not in text
 
 
 def test_many_flaps_are_one_row() -> None:
