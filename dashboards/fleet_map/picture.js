@@ -1,15 +1,15 @@
 // The map as a picture to save or print: title, caption, all cells, legend.
 const LEGEND = 26; // height of the legend (px)
 
-function paintSwatch(g, x, filter, colour) {
-  // One cell of 16 x 12 px, as on the map.
-  const y = -6, w = 16, h = 12, state = { watch: 1, degraded: 2, critical: CRITICAL }[filter] ?? OK, cell = [{ i: 0, x, y }];
-  if (filter === "no_data") { slash(g, cell, w, h, 0, colour); return; }
-  g.fillStyle = colour.state[filter === "drained" ? BLUE : state];
-  g.fillRect(x, y, w, h);
-  if (filter === "affected") halve(g, cell, w, h, 0, colour.state[CRITICAL]);
-  if (filter === "drained") strike(g, cell, w, h, colour.ink);
-  if (filter === "critical") frames(g, cell, 0, w, h, 0, colour.line, 2);
+const LOOK_OF = { watch: 1, degraded: 2, critical: CRITICAL, no_data: NO_DATA, affected: CRITICAL | AFFECTED, drained: DRAINED };
+
+function paintSwatch(g, x, filter, view) {
+  // One cell of 16 x 12 px, painted as the map paints it: while the state is unknown, healthy is hollow here too.
+  const placed = { cellWidth: 16, cellHeight: 12, gap: 0, pad: 0, head: 0 }, boxes = [{ x, y: -6, first: 0, count: 1, columns: 1 }];
+  const { colour, unknown } = view, fleet = { looks: [LOOK_OF[filter] ?? OK], levels: null };
+  const sample = { colour, unknown, placed, fleet, state: "", selected: new Set() };
+  paintFills(g, boxes, sample);
+  paintMarks(g, marksOf(boxes, sample), sample);
 }
 
 function paintScale(g, view) {
@@ -32,8 +32,8 @@ function paintLegend(g, view) {
   let x = 0;
   FILTERS.forEach((filter, k) => {
     if (!data.counts[filter]) return;
-    const text = `${data.counts[filter].toLocaleString("en-US")} ${data.tiles[k]}`;
-    paintSwatch(g, x, filter, colour);
+    const text = `${data.counts[filter].toLocaleString("en-US")} ${data.unknown ? "last known " : ""}${data.tiles[k]}`;
+    paintSwatch(g, x, filter, view);
     g.fillStyle = colour.ink;
     g.fillText(text, x + 22, 0);
     x += 22 + g.measureText(text).width + 22;

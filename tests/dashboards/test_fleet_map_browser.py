@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from dashboards import pages, snapshot
+from dashboards.theme import LIGHT
 from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import running_api
 from tests.dashboards.test_dashboard_browser import browser as browser  # a fixture
@@ -198,6 +200,41 @@ def test_the_map_is_saved_as_a_picture(fleet: tuple[str, Any], browser: Any, tmp
     assert saved.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert saved.stat().st_size > 5_000
     assert waiting.value.suggested_filename.startswith("fleet-rack-20")
+
+
+COUNT = """async ([data, red, green, blue]) => {
+    const image = await createImageBitmap(await (await fetch(data)).blob());
+    const g = new OffscreenCanvas(image.width, image.height).getContext("2d");
+    g.drawImage(image, 0, 0);
+    const dots = g.getImageData(0, 0, image.width, image.height).data;
+    let found = 0;
+    for (let i = 0; i < dots.length; i += 4) found += dots[i] === red && dots[i + 1] === green && dots[i + 2] === blue;
+    return found;
+}"""
+"""Number of pixels of a colour in a picture."""
+
+
+@pytest.mark.slow
+def test_cells_and_legend_of_a_picture_show_nothing_as_healthy_while_the_api_is_away(
+    fleet: tuple[str, Any], browser: Any
+) -> None:
+    url, api = fleet
+    page = open_map(browser, url, api, 14)  # one rack, nothing affected
+    blank = browser.new_context().new_page()
+
+    def count_healthy() -> int:
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name="PNG").click()
+        data = base64.b64encode(waiting.value.path().read_bytes()).decode()
+        colour = [int(LIGHT.ok[i : i + 2], 16) for i in (1, 3, 5)]
+        found: int = blank.evaluate(COUNT, [f"data:image/png;base64,{data}", *colour])
+        return found
+
+    assert count_healthy() > 13 * 100
+    for path in ("fleet", "fleet/map", "incidents"):
+        api.broken[path] = (503, b'{"detail": "the store is not open"}')
+    page.locator("canvas.stale").wait_for(timeout=40_000)
+    assert count_healthy() == 0
 
 
 @pytest.mark.slow
