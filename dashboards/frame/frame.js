@@ -94,6 +94,18 @@ function closeMenu(event) {
   });
 }
 
+// Gives the whole document the colour scheme of Streamlit's theme, which Streamlit gives to its app alone: popovers,
+// menus and dialogs are drawn beside the app. Returns what ends it.
+function followScheme() {
+  const app = document.querySelector("[data-testid=stApp]");
+  if (!app) return () => {};
+  const copy = () => { document.documentElement.style.colorScheme = getComputedStyle(app).colorScheme; };
+  const observer = new MutationObserver(copy); // a theme is a class of the app
+  observer.observe(app, { attributes: true, attributeFilter: ["class", "style"] });
+  copy();
+  return () => observer.disconnect();
+}
+
 export default function (component) {
   const { parentElement, data, setStateValue, setTriggerValue } = component;
   const root = parentElement.querySelector(".frame");
@@ -159,6 +171,7 @@ export default function (component) {
     event.stopPropagation();
     onClick(event);
   };
+  const stopFollowing = followScheme();
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
   for (const type of LINK_EVENTS) document.addEventListener(type, onNavigation, { capture: true });
@@ -168,6 +181,7 @@ export default function (component) {
   root.fleetpulseNext = next;
   root.fleetpulseStop = () => {
     clearTimeout(timer);
+    stopFollowing();
     document.removeEventListener("keydown", onKey);
     document.removeEventListener("click", onClick);
     for (const type of LINK_EVENTS) document.removeEventListener(type, onNavigation, { capture: true });

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dashboards.pages import PAGES
+from dashboards.theme import PALETTES, Mode
 from tests.dashboards import test_dashboard_browser
 from tests.dashboards.conftest import Api, detector_table, mute_table, running_api, silence_table
 from tests.dashboards.device_tables import serve_node
@@ -43,6 +44,11 @@ MORE = {
     "explore-sql": "explore?view=sql",
 }
 """Other states of a page that have parts of their own."""
+FORMS = {
+    "incident": ("Assign", "Comment", "Resolve", "Feedback", "More"),
+    "incidents": ("Filter and sort", "Views"),
+}
+"""Forms in popovers, which Streamlit draws beside its app: what is set on the app alone does not reach them."""
 LOOKS = {"light": ("light", 1440, 900), "dark": ("dark", 1440, 900), "phone": ("light", 390, 844)}
 SERIOUS = {"serious", "critical"}
 OF_NODES = ("fleet", "incidents", "incident", "data", "node", "handover")
@@ -177,6 +183,50 @@ def test_a_page_has_no_serious_violation_of_accessibility(url: str, tab: Any, ax
     assert tab.locator("[data-testid=stException]").count() == 0
     tab.evaluate(axe)
     assert {look: found for look in LOOKS if (found := find_violations(tab, look))} == {}, name
+
+
+@pytest.mark.parametrize("look", ["dark", "light"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_has_no_serious_violation_of_accessibility(url: str, tab: Any, axe: str, name: str, look: str) -> None:
+    tab.emulate_media(color_scheme=LOOKS[look][0])
+    show(tab, address(url, name))
+    tab.evaluate(axe)
+    found = {}
+    for form in FORMS[name]:
+        opener = tab.get_by_test_id("stMain").get_by_role("button", name=form, exact=True)
+        opener.click()
+        body = tab.get_by_test_id("stPopoverBody")
+        body.locator("input, textarea, a, summary").locator("visible=true").first.wait_for()
+        for part in body.locator("summary").all()[:1]:
+            part.click()  # the first of several forms
+        if wrong := find_violations(tab, look):
+            found[form] = wrong
+        opener.click()
+        body.wait_for(state="detached")
+    assert found == {}
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_form_has_the_theme_that_a_person_chose(shared_browser: Any, url: str, mode: Mode) -> None:
+    """Streamlit keeps the choice in the browser, which itself prefers the other scheme here."""
+    palette, key = PALETTES[mode], '"stActiveTheme-" + location.pathname + "-v2"'
+    context = shared_browser.new_context(color_scheme="light" if mode == "dark" else "dark", locale="en-GB")
+    context.add_init_script(f"localStorage.setItem({key}, JSON.stringify({mode.title()!r}))")
+    page = context.new_page()
+    try:
+        show(page, address(url, "incidents"))
+        page.get_by_role("button", name="Views", exact=True).click()
+        view = page.get_by_test_id("stPopoverBody").locator("a").first
+        view.wait_for()
+        seen = [page.evaluate(GROUND), view.evaluate("a => getComputedStyle(a).color")]
+        assert seen == [rgb(palette.ground), rgb(palette.accent)]
+    finally:
+        context.close()
+
+
+def rgb(colour: str) -> str:
+    """Returns a colour such as #0067A6 as a browser says it."""
+    return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
 def make_nodes(api: Api, count: int) -> list[dict[str, Any]]:
