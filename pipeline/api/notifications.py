@@ -102,7 +102,7 @@ def notifications(
 
 @receiver_router.post("/notifications/replay", response_model=MessageRows)
 def replay(request: Request, wanted: Replay) -> Response:
-    """Sends dead messages again, and after them the end of incidents that are over."""
+    """Sends dead messages again, or what was said since in their place; `replayed` counts the dead ones."""
     if bool(wanted.ids) == bool(wanted.receiver):
         raise HTTPException(400, "body: expected ids, or a receiver")
     user = cast(str, request.scope[USER])

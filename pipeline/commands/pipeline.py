@@ -37,6 +37,7 @@ from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
+from pipeline.notify.dead_messages import replay_payloads
 from pipeline.notify.groups import GROUP_PREFIX
 from pipeline.notify.receivers import InboundEvent
 from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
@@ -250,9 +251,10 @@ class PipelineBackend:
             known = ", ".join(service.notifier.receivers) or "none"
             raise UsageError(f"receiver {receiver!r} is not configured; known: {known}")
         with service.database.transaction() as connection:
-            found = ledger.replay_payloads(connection, ids, receiver, user, service.clock())
+            found = replay_payloads(connection, ids, receiver, user, service.clock())
             entry = AuditEntry(user, "replay notifications", receiver or ", ".join(ids))
             write_audit(connection, [entry], service.clock())
+        service.notifier.write_missed()  # its incident may have ended while the receiver was not configured
         log.info("%d dead messages are sent again, by %s", len(found), user)
         service.notifier.wake()
         with contextlib.closing(self.cursor()) as cursor:

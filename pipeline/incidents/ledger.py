@@ -287,37 +287,6 @@ def list_group_incidents(cursor: duckdb.DuckDBPyConnection, receiver: str, group
     return [incident for (incident,) in cursor.execute(query, [receiver, group]).fetchall()]
 
 
-_REPLAY = """
-UPDATE outbox SET state = 'pending', attempts = 0, answer = concat('sent again by ', $4), part_of = NULL,
-    created = make_timestamptz($3::BIGINT), next_attempt = make_timestamptz($3::BIGINT)
-WHERE state = 'dead' AND (receiver = $2 OR list_contains($1::VARCHAR[], id)
-    OR id IN (SELECT part_of FROM outbox WHERE list_contains($1::VARCHAR[], id)))
-AND (part_of IS NULL OR part_of NOT IN (SELECT id FROM outbox WHERE state = 'dead'))
-RETURNING incident, receiver, number, id
-"""
-_REPLAY_PARTS = """
-UPDATE outbox SET state = 'grouped' WHERE state = 'dead' AND part_of IN (SELECT unnest($1::VARCHAR[])) RETURNING id
-"""
-_END_AGAIN = """
-UPDATE outbox SET state = 'pending', attempts = 0, next_attempt = make_timestamptz($4::BIGINT)
-WHERE incident = $1 AND receiver = $2 AND number > $3 AND kind = 'resolved' AND state = 'delivered'
-"""
-
-
-def replay_payloads(
-    connection: duckdb.DuckDBPyConnection, ids: Sequence[str], receiver: str | None, user: str, time: int
-) -> list[str]:
-    """Makes dead payloads due, with those behind them that end the same alert; returns the ids of the dead ones.
-
-    What a message of a group says is sent again by that message.
-    """
-    rows = connection.execute(_REPLAY, [list(ids), receiver, time, user]).fetchall()
-    for incident, name, number, _ in rows:
-        connection.execute(_END_AGAIN, [incident, name, number, time])
-    sent = [id_ for *_, id_ in rows]
-    return [*sent, *(id_ for (id_,) in connection.execute(_REPLAY_PARTS, [sent]).fetchall())]
-
-
 def count_payloads(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:
     """Returns (receiver, state) -> number of payloads."""
     rows = cursor.execute("SELECT receiver, state, count(*) FROM outbox GROUP BY ALL").fetchall()

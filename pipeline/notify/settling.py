@@ -24,6 +24,12 @@ FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest
 WHERE outbox.id = n.id
 """
 _REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
+_FORGET = """
+DELETE FROM notify_threads WHERE receiver = $1 AND thread IN (
+    SELECT incident FROM outbox WHERE list_contains($2::VARCHAR[], id)
+    AND kind <> 'update' AND payload ->> '$.status' = 'resolved')
+"""
+"""What fires again after its end is a new message there: an edit of the old one notifies nobody."""
 _SETTLE_PARTS = """
 UPDATE outbox SET state = n.state, answer = n.answer
 FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest($3::VARCHAR[]) AS answer) n
@@ -77,6 +83,7 @@ class Settlements:
             for r in self._waiting:
                 if r.reference:
                     connection.execute(_REFER, [self._receiver, r.incident, r.reference, r.now])
+            connection.execute(_FORGET, [self._receiver, [r.id for r in self._waiting if r.state == "delivered"]])
             done = [r for r in self._waiting if r.state != "pending" and r.incident.startswith(GROUP_PREFIX)]
             if parts := [(r.id, r.state, r.answer) for r in done]:
                 connection.execute(_SETTLE_PARTS, [list(column) for column in zip(*parts, strict=True)])

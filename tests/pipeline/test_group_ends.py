@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
-from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Life
 from pipeline.notify.alertmanager import ALERT_FIELDS
+from pipeline.notify.dead_messages import replay_payloads
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 from tests.pipeline.test_inhibited_pages import ANN, ENDED, PAGED, SENT, HeardSite, heard, open_all, pager
 
@@ -297,7 +297,7 @@ def test_what_a_refused_message_of_a_group_said_is_sent_again_by_that_message(
     receiver.refuses, refused = {}, len(receiver.posts)
     with harness.database.transaction() as connection:
         (part,) = connection.execute("SELECT min(id) FROM outbox WHERE part_of IS NOT NULL").fetchone() or ("",)
-        ids = ledger.replay_payloads(connection, [part], None, "ada", harness.now)
+        ids = replay_payloads(connection, [part], None, "ada", harness.now)
     assert len(ids) == 3, "the message, and both rows that it says"
     pass_time(harness)
     (message,) = [body for _, body in receiver.posts[refused:]]

@@ -20,6 +20,7 @@ from pipeline.commands.service import PipelineService
 from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
+from pipeline.incidents.ledger import NOT_CONFIGURED
 from pipeline.model.records import SECOND, Finding
 from tests.pipeline.api.conftest import InProcess
 from tests.pipeline.notifier_harness import Receiver
@@ -153,6 +154,20 @@ def test_an_alert_that_is_sent_again_after_its_incident_ended_is_ended_again(ser
     for _ in range(2):
         served.service.notifier.send_due("hook")
     assert [body["status"] for _, body in hook.posts] == ["firing", "resolved", "firing", "resolved"]
+
+
+def test_a_page_that_ended_while_its_receiver_was_not_configured_is_ended_after_it(
+    served: Served, hook: Receiver
+) -> None:
+    incident = served.open_incident()
+    with served.service.database.transaction() as connection:
+        dead = "UPDATE outbox SET state = 'dead', answer = ? WHERE receiver = 'hook'"
+        connection.execute(dead, [NOT_CONFIGURED])
+    served.post(f"/api/v1/incidents/{incident}/resolve", {"comment": "done"})
+    assert served.post("/api/v1/notifications/replay", {"receiver": "hook"}).json()["replayed"] == 1
+    for _ in range(2):
+        served.service.notifier.send_due("hook")
+    assert [body["status"] for _, body in hook.posts] == ["firing", "resolved"]
 
 
 def test_doctor_reports_what_the_running_pipeline_was_answered(

@@ -65,7 +65,7 @@ def choose_color(message: Message) -> str:
     if message.is_resolved:
         return "resolved"
     incident = message.change.get("incident")
-    state = incident.get("state") if isinstance(incident, Mapping) else ""
+    state = incident.get("state") if isinstance(incident, Mapping) else message.event  # a group says it of all of it
     return "acknowledged" if state == "acknowledged" else str(message.main["labels"].get("severity", "info"))
 
 
@@ -153,10 +153,11 @@ class SlackEndpoint(ChatEndpoint):
 
     def _reply(self, message: Message, channel: str, time: str, call: Call) -> PostResult:
         """Adds what changed to the thread of the message."""
-        lines = describe_change(message) or [f"{name_event(message)}: {make_title(message)}"]
+        what = _find_reason(message).capitalize() if message.event == "opened" else ""
+        lines = describe_change(message) or [f"{what or name_event(message)}: {make_title(message)}"]
         text = escape_slack(cut("\n".join(lines), MAX_SECTION))
         reply: dict[str, Any] = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
-        if message.event in REPEATED:  # an edit and a reply alone notify nobody
+        if _is_news(message):  # an edit and a reply alone notify nobody
             reply["reply_broadcast"] = True
         result = _classify_slack(self._call("chat.postMessage", reply, call))
         return PostResult(result.outcome, result.text, result.retry_after_s, f"{channel}:{time}")
@@ -179,6 +180,21 @@ class SlackEndpoint(ChatEndpoint):
             return Target(one.section, one.name, url, one.allow_http, one.allow_private, "url_file")
         url = f"{one.url.rstrip('/')}/{method}"
         return Target(one.section, one.name, url, one.allow_http, one.allow_private)
+
+
+def _find_reason(message: Message) -> str:
+    """Returns why a group sends a message; empty for one incident, of which the event says it."""
+    return str(message.body.get("notification_reason", "")) if "incidents" in message.change else ""
+
+
+def _is_news(message: Message) -> bool:
+    """Returns whether people must be told of a message although its thread fires: it pages again, or for an alert that
+    they do not know."""
+    if message.event in REPEATED:
+        return True
+    if message.kind != "firing" or message.event not in ("opened", "reopened", "unsilenced"):
+        return False
+    return _find_reason(message) in ("", "first notification", "new alerts added")
 
 
 def make_slack_message(message: Message, title: str, text: str) -> dict[str, Any]:
