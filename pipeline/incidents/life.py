@@ -60,7 +60,7 @@ def restart_wait(incident: Incident, now: int) -> Incident:
 
 def has_new_labels(incident: Incident, before: Incident | None) -> bool:
     """Returns whether its alert is another one now: receivers are sent the end of the old one and the new one."""
-    names = ("severity", "cause", "entity", "detector")
+    names = ("severity", "cause", "entity", "detector", "simulated")
     return before is not None and any(getattr(incident, name) != getattr(before, name) for name in names)
 
 
@@ -131,6 +131,8 @@ class LifeBook:
         life = Life() if before is None else before.life
         change = self._hold_open(change, life, now)
         kind, life = self._next_life(change, before, life, now)
+        if has_new_labels(change.incident, before):
+            life = replace(life, escalation=0)  # those of its steps were sent the end of the old alert alone
         if kind == "reopened":
             life = self._leave_old_storm(life)
         if change.split_from is not None and (left := self.shown.get(change.split_from)) is not None:
@@ -203,13 +205,16 @@ class LifeBook:
     # --- silences -----------------------------------------------------------------------------------
 
     def _suppress(self, incident: Incident, now: int) -> Incident:
-        """Returns the incident with the silences that match it now."""
+        """Returns the incident with the silences that match it now. One that begins ends its alert everywhere, so that
+        the steps of escalation begin anew when it ends."""
         if incident.resolved is not None:
             return incident
         ids: tuple[str, ...] = ()
         if self.silences:
             ids = find_matching(self.silences, collect_labels(incident, self.topology, self.site), now)
-        return incident if ids == incident.life.silenced_by else show(incident, replace(incident.life, silenced_by=ids))
+        if ids == incident.life.silenced_by:
+            return incident
+        return restart_wait(show(incident, replace(incident.life, silenced_by=ids, escalation=0)), now)
 
     def _explain_suppression(self, shown: Incident, was: Life, now: int) -> Iterator[Change]:
         """Yields rows of the history that say by what an incident is held back, or that it no longer is."""
@@ -359,8 +364,11 @@ class LifeBook:
         )
         life = replace(Life(waits_since=now) if before is None else before.life, represents=listed[:MAX_REPRESENTED])
         kind: ChangeKind = "opened" if before is None else "updated"
+        if has_new_labels(incident, before):
+            life = replace(life, escalation=0)
         if before is None or (joined and len(listed) >= WORSE * told):
-            life = replace(unacknowledge(life), told=len(listed))
+            waits, steps = (now, 0) if life.acknowledged_by else (life.waits_since, life.escalation)
+            life = replace(unacknowledge(life), told=len(listed), waits_since=waits, escalation=steps)
             kind = "opened" if before is None else "worsened"
         shown = self._suppress(show(incident, life), now)
         self.shown[shown.id] = shown
@@ -392,7 +400,6 @@ class LifeBook:
         life = before.life
         shown = self._suppress(before, now)
         if shown is not before:
-            shown = restart_wait(shown, now)
             if is_open_again(shown, before):
                 shown = self._count_page(shown, now, pages)
             self.shown[shown.id] = shown

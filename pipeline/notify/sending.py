@@ -34,7 +34,10 @@ _HEADS = """
 SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, ''),
     starts_with(o.incident, 'grp-')
         OR o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind = 'firing'
-                          AND part_of IS NULL)
+                          AND part_of IS NULL),
+    o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND part_of IS NULL
+                   AND incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'pending')
+                   GROUP BY incident HAVING arg_max(kind, number) = 'update')
 FROM (
     SELECT id, incident, kind, payload AS body, attempts, next_attempt, created, number,
            row_number() OVER (PARTITION BY incident ORDER BY number) AS place
@@ -49,7 +52,8 @@ _WAITING = "SELECT count(*) FROM outbox WHERE receiver = $1 AND state = 'pending
 
 @dataclass(frozen=True, slots=True)
 class DuePayload:
-    """A payload that is due: the oldest pending one of its incident for this receiver. has_fired: see `Message`."""
+    """A payload that is due: the oldest pending one of its incident for this receiver. has_fired, follows_update: see
+    `Message`."""
 
     id: str
     incident: str
@@ -59,10 +63,13 @@ class DuePayload:
     created: int
     reference: str = ""
     has_fired: bool = False
+    follows_update: bool = False
 
     def as_message(self, now: int) -> Message:
         """Returns it as receivers read it."""
-        return Message(self.id, self.incident, self.kind, json.loads(self.body), self.reference, now, self.has_fired)
+        body = json.loads(self.body)
+        fired, updated = self.has_fired, self.follows_update
+        return Message(self.id, self.incident, self.kind, body, self.reference, now, fired, updated)
 
 
 def load_due(store: Store, receiver: str, until: int) -> list[DuePayload]:

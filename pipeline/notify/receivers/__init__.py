@@ -49,6 +49,7 @@ class Message:
     reference: what the receiver called the first message of the thread; empty before.
     time:      when this attempt is made (UTC us).
     has_fired: whether the receiver got a firing message of the thread.
+    follows_update: whether the newest message of the thread that it got is an update.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Message:
     reference: str = ""
     time: int = 0
     has_fired: bool = True
+    follows_update: bool = False
 
     @property
     def alerts(self) -> Sequence[Mapping[str, Any]]:

@@ -35,7 +35,8 @@ MAX_SUMMARY, MAX_BYTES, ROUTING_KEY = 1024, 512_000, 32
 SEVERITY = {"critical": "critical", "warning": "warning", "info": "info"}
 PAGES_AGAIN = ("acknowledgement_expired", "worsened")
 """Changes that end an acknowledgement here, as a higher severity also does. A trigger of an alert that is acknowledged
-there notifies nobody, so the alert is resolved before."""
+there notifies nobody, so the alert is resolved before. An escalation is not among them: an alert that is not
+acknowledged there is at some level of an escalation policy, which would begin again at its first."""
 HEALTH_KEY = "fleetpulse-health-check"
 """dedup_key of the health check: to resolve a key that was never triggered changes nothing."""
 SIGNATURE_PREFIX = "v1="
@@ -76,7 +77,9 @@ class PagerDutyEndpoint(Endpoint):
         if message.kind == "firing" and message.is_resolved:
             action = "resolve"
         event: dict[str, Any] = {"event_action": action, "dedup_key": message.thread}
-        pages_again = message.event in PAGES_AGAIN or message.change.get("acknowledgement_ended") is True
+        was_acknowledged = message.follows_update  # PagerDuty is sent no other updates
+        pages_again = message.event in PAGES_AGAIN or (message.event == "escalated" and was_acknowledged)
+        pages_again = pages_again or message.change.get("acknowledgement_ended") is True
         if action == "trigger" and pages_again and message.has_fired:
             ended = self._post({**event, "event_action": "resolve"}, call)
             if ended.outcome != "delivered":
