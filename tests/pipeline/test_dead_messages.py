@@ -187,7 +187,7 @@ def test_a_page_that_ended_while_its_receiver_was_not_configured_is_ended(hooked
 
 @pytest.mark.sample(every=10)
 @pytest.mark.parametrize("route", [None, GROUPED])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(1, 11))
 def test_whatever_was_lost_the_receiver_has_the_truth_afterwards(hooked: Make, route: Any, seed: int) -> None:
     chosen = random.Random(seed)
     site = hooked(route)
