@@ -140,7 +140,8 @@ def write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Pay
     for p in payloads:
         number, newest = known.get((p.incident, p.receiver), (0, None))
         is_written = p.of_group or p.kind == "firing" or newest == "firing"
-        ids.append(f"{p.incident}.{number + 1}.{p.receiver}" if is_written else "")
+        thread = f"{p.incident}.{p.created}" if p.of_group else p.incident  # numbers begin anew with a later group
+        ids.append(f"{thread}.{number + 1}.{p.receiver}" if is_written else "")
         if is_written:
             known[p.incident, p.receiver] = number + 1, newest if p.kind == "update" else p.kind
             rows.append((ids[-1], p.incident, number + 1, p.receiver, p.kind, p.body, p.created, p.state))

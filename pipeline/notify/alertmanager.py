@@ -353,10 +353,9 @@ class PayloadPlanner:
 
     def _emit(self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int) -> Iterator[Payload]:
         """Yields the rows of one receiver: one with all alerts, or one per alert where routes group."""
-        endpoint, is_routed = self._endpoints[name], self._rules.top is not None
-        if not endpoint.groups or not is_routed:
-            is_target = any(self._rules.is_target(alert["labels"]) for alert in alerts)
-            held = endpoint.groups and (is_target or name in self._undecided)
+        endpoint = self._endpoints[name]
+        if not endpoint.groups or self._rules.top is None:
+            held = endpoint.groups and (self._rules.hold or name in self._undecided)
             yield self._make_row(name, change, alerts, kind, now, held)
             return
         if kind == "update" and change.kind != "acknowledged":

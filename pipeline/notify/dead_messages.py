@@ -86,7 +86,7 @@ def replay_payloads(
     done: list[str] = []
     for name, thread, first in connection.execute(_THREADS, [list(ids), receiver]).fetchall():
         rows = [_Row(*row) for row in connection.execute(_ROWS, [name, thread, first]).fetchall()]
-        plan = _plan(rows, bool(held_rows.find_firing(connection, [thread])), time)
+        plan = _plan(rows, bool(held_rows.find_firing(connection, name, [thread])), time)
         sent = [row.id for row in plan.sent]
         replaced = [row.id for row in rows if row.is_dead and row.id not in sent]
         connection.execute(_SEND, [sent, user, time])

@@ -159,10 +159,10 @@ def read_group(text: str) -> Group:
     return Group(**table, alerts=said)
 
 
-def name_group(receiver: str, key: str, started: int) -> str:
-    """Returns the id of a group that begins at a time (UTC us). A later group of the same labels has another one: it is
-    another alert for PagerDuty, another message in Slack, and its messages have other keys."""
-    return f"{GROUP_PREFIX}{hashlib.sha256(f'{receiver} {key} {started}'.encode()).hexdigest()[:16]}"
+def name_group(receiver: str, key: str) -> str:
+    """Returns the id of a group: the same for its whole life, and again for a later one of the same labels, so that the
+    end of one and the begin of the next arrive in order."""
+    return f"{GROUP_PREFIX}{hashlib.sha256(f'{receiver} {key}'.encode()).hexdigest()[:16]}"
 
 
 class Groups:

@@ -125,16 +125,16 @@ class HeldMessages:
         return bool(self._rows or self._groups.by_key)
 
     def _load_groups(self, cursor: duckdb.DuckDBPyConnection, now: int) -> None:
-        """Reads the groups. What fires in them although its incident does not has ended meanwhile; a clock that was
-        ahead must not make them wait."""
+        """Reads the groups. What fires in them although its incident does not, or has other labels by now, has ended
+        meanwhile; a clock that was ahead must not make them wait."""
         if held_rows.is_outdated(cursor, self._receiver):
             with self._store.transaction() as connection:
                 held_rows.renew(connection, self._receiver, REPLACED)
         self._groups = Groups(map(read_group, held_rows.load_groups(cursor, self._receiver)))
         alerts = [alert for group in self._groups.by_key.values() for alert in group.alerts.values()]
-        firing = held_rows.find_firing(cursor, {alert.incident for alert in alerts})
+        firing = held_rows.find_firing(cursor, self._receiver, {alert.incident for alert in alerts})
         for alert in alerts:
-            if alert.incident not in firing:
+            if firing.get(alert.incident) != alert.fingerprint:
                 alert.end(now)
         for group in self._groups.by_key.values():
             _, interval = self._find_timers(group)
@@ -184,7 +184,9 @@ class HeldMessages:
             return []
         assert self._groups is not None
         alone = held_rows.find_sent_alone(connection, self._receiver, incidents)
+        unsent = held_rows.find_unsent(connection, self._receiver, incidents)
         decided: list[tuple[str, Decision]] = []
+        later: list[str] = []
         for incident in incidents:
             rows = self._rows[incident]
             situation = self._find_situation(incident, incident in alone)
@@ -195,18 +197,18 @@ class HeldMessages:
             self._groups.withdraw(incident)
             decision = decide(rows, situation, self._receiver, this.now)
             routes = self._find_routes(rows[-1].alert["labels"])
-            sends = any(one.state == "pending" for one in decision.settled)
-            if situation.has or not sends or self._is_sent_alone(rows, routes):
+            is_alone = self._is_sent_alone(rows, routes)
+            if situation.has or all(one.state == "muted" for one in decision.settled):
                 decided.append((incident, decision))
                 self._end_elsewhere(incident, newest, this)
-                continue
-            this.settled += [one for one in decision.settled if one.state == "muted"]
-            assert newest is not None
-            if routes:
-                self._join_groups(rows, newest, routes, this.now)
+            elif unsent.get(incident, set()) - self._list_threads(rows, routes, is_alone):
+                later.append(incident)  # what was said elsewhere arrives first: its end must not be the last word
+            elif is_alone:
+                decided.append((incident, decision))
             else:
-                this.mute([one for one in rows if one.number >= newest.number], NO_ROUTE)
-        return self._apply(connection, decided, this)
+                this.settled += [one for one in decision.settled if one.state == "muted"]
+                self._join_groups(rows, routes, this)
+        return [*later, *self._apply(connection, decided, this)]
 
     def _find_situation(self, incident: str, has: bool) -> Situation:
         back = self._alerts.find(incident)
@@ -242,16 +244,22 @@ class HeldMessages:
             alert.end(this.now)
             this.touched[group.key] = group
 
-    def _join_groups(
-        self, rows: Sequence[HeldMessage], newest: HeldMessage, routes: Sequence[RouteNode], now: int
-    ) -> None:
+    def _list_threads(self, rows: Sequence[HeldMessage], routes: Sequence[RouteNode], is_alone: bool) -> set[str]:
+        """Returns in what the receiver would be told of an incident: alone, or in groups."""
+        labels = rows[-1].alert["labels"]
+        return {rows[0].incident} if is_alone else {name_group(self._receiver, one.group_key(labels)) for one in routes}
+
+    def _join_groups(self, rows: Sequence[HeldMessage], routes: Sequence[RouteNode], this: _Round) -> None:
         """Lets an alert wait for the next message of the group of each route; a new group waits for group_wait."""
         assert self._groups is not None
+        newest = next(one for one in reversed(rows) if one.kind != "update")
+        if not routes:
+            this.mute([one for one in rows if one.number >= newest.number], NO_ROUTE)
         for node in routes:
             key, labels = node.group_key(newest.alert["labels"]), node.group_labels(newest.alert["labels"])
-            group, due = self._groups.by_key.get(key), min(newest.created, now) + int(node.wait_s * SECOND)
+            group, due = self._groups.by_key.get(key), min(newest.created, this.now) + int(node.wait_s * SECOND)
             if group is None:
-                group = Group(name_group(self._receiver, key, now), key, labels, due)
+                group = Group(name_group(self._receiver, key), key, labels, due)
             if not group.alerts:
                 group.flush_at = min(group.flush_at, due)
             if newest.fingerprint not in group.alerts:
@@ -277,8 +285,8 @@ class HeldMessages:
             routes = self._find_routes(newest.alert["labels"])
             keys = {node.group_key(newest.alert["labels"]) for node in routes}
             saying = {g.key for g, one in self._groups.find_said(incident) if one.fingerprint == newest.fingerprint}
-            if not saying or saying & keys:  # else routes have changed since it was said
-                self._join_groups(rows, newest, routes, this.now)
+            if routes and (not saying or saying & keys):  # else routes have changed since it was said
+                self._join_groups(rows, routes, this)
         self._settle_said(rows, by_alert, newest, situation, this)
 
     def _settle_said(

@@ -23,13 +23,19 @@ _NEWEST = """
 SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
 GROUP BY incident
 """
+_UNSENT = """
+SELECT incident, list(CASE WHEN state = 'grouped' THEN split_part(part_of, '.', 1) ELSE incident END) FROM outbox
+WHERE receiver = $1 AND state IN ('pending', 'grouped') AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
+"""
 _PENDING = """
 SELECT DISTINCT incident FROM outbox WHERE receiver = $1 AND state = 'pending'
 AND incident IN (SELECT unnest($2::VARCHAR[]))
 """
 _FIRING = """
-SELECT id FROM incidents WHERE id IN (SELECT unnest($1::VARCHAR[])) AND resolved IS NULL
-AND coalesce(json_array_length(life, '$.silenced_by'), 0) = 0
+SELECT o.incident, arg_max(o.payload ->> '$.alerts[#-1].fingerprint', o.number) FROM outbox o
+JOIN incidents i ON i.id = o.incident
+WHERE o.receiver = $1 AND o.incident IN (SELECT unnest($2::VARCHAR[])) AND o.kind <> 'update' AND o.state <> 'muted'
+AND i.resolved IS NULL AND coalesce(json_array_length(i.life, '$.silenced_by'), 0) = 0 GROUP BY o.incident
 """
 _IN_OLD_GROUP = """
 receiver = $1 AND state = 'grouped' AND part_of NOT IN (SELECT id FROM outbox WHERE receiver = $1)
@@ -91,6 +97,11 @@ def find_sent_alone(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents:
     return {one for (one,) in cursor.execute(_SENT_ALONE, [receiver, list(incidents)]).fetchall()}
 
 
+def find_unsent(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> dict[str, set[str]]:
+    """Returns incident -> in what it was told by messages that wait for their receiver: alone (itself), or groups."""
+    return {one: set(threads) for one, threads in cursor.execute(_UNSENT, [receiver, list(incidents)]).fetchall()}
+
+
 def find_newest(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> dict[str, int]:
     """Returns the number of the newest row of each incident."""
     return dict(cursor.execute(_NEWEST, [receiver, list(incidents)]).fetchall()) if incidents else {}
@@ -101,9 +112,10 @@ def find_pending(cursor: duckdb.DuckDBPyConnection, receiver: str, groups: Seque
     return {one for (one,) in cursor.execute(_PENDING, [receiver, list(groups)]).fetchall()} if groups else set()
 
 
-def find_firing(cursor: duckdb.DuckDBPyConnection, incidents: Collection[str]) -> set[str]:
-    """Returns those of the incidents that are neither resolved nor silenced."""
-    return {one for (one,) in cursor.execute(_FIRING, [list(incidents)]).fetchall()} if incidents else set()
+def find_firing(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Collection[str]) -> dict[str, str]:
+    """Returns the newest fingerprint that the receiver was, or will be, told of each incident that fires: is neither
+    resolved nor silenced."""
+    return dict(cursor.execute(_FIRING, [receiver, list(incidents)]).fetchall()) if incidents else {}
 
 
 def load_groups(cursor: duckdb.DuckDBPyConnection, receiver: str) -> list[str]:

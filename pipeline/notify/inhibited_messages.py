@@ -142,8 +142,12 @@ def _settle_known(messages: Sequence[HeldMessage], situation: Situation, fires: 
     """Yields the new states of messages about an alert that the receiver has: only what pages again waits while it is
     inhibited, and is never sent if it ended, or if a person acknowledged it by then."""
     held = bool(situation.inhibitor or situation.owner) or fires < 0
+    has = True
     for number, one in enumerate(messages):
-        if not held or one.kind != "firing" or one.replaces:
+        if one.has_ended and not has:
+            yield Settlement(one.id, "muted", "ended before it was sent")
+        elif not held or one.kind != "firing" or one.replaces:
+            has = one.kind == "firing" or (has and not one.has_ended)
             yield Settlement(one.id, "pending")
         elif number < fires or fires < 0 or situation.storm or situation.owner:
             yield Settlement(one.id, "muted", situation.reason)
