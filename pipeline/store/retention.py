@@ -207,7 +207,7 @@ BOUNDS: Mapping[str, Bound] = {
         ),
     ),
     "notify_groups": Bound(
-        "groups of alerts that fire; removed when the last of them ended, or a week after their receiver was removed"
+        "groups of alerts that fire; removed when all ended; of a removed receiver a week after their incidents"
     ),
     "notify_threads": Bound(
         "a week after their incident was resolved, with its messages",
