@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet
 
 _ENDS = {"s": ".000000Z", "ms": "000Z", "us": "Z", "ns": "Z"}
@@ -20,6 +21,30 @@ def plain_table(table: pa.Table) -> pa.Table:
         table.column(i) if _is_storable(field) else as_text(table.column(i)) for i, field in enumerate(table.schema)
     ]
     return pa.Table.from_arrays(columns, names=unique_names(table.column_names))
+
+
+_LATEST = {"s": 8_640_000_000_000, "ms": 8_640_000_000_000_000, "us": 8_640_000_000_000_000_000}
+"""Unit of a time -> latest time that a browser has. Source: ECMAScript, time values (1e8 days around 1970)."""
+
+
+def shown_table(table: pa.Table) -> pa.Table:
+    """Returns the table with times and dates that no browser has, such as infinite ones, as text."""
+    columns = []
+    for i, field in enumerate(table.schema):
+        column = table.column(i)
+        if pa.types.is_timestamp(field.type) and _is_beyond(column.cast(pa.int64()), _LATEST.get(field.type.unit)):
+            column = times_as_text(column)
+        elif pa.types.is_date32(field.type) and _is_beyond(column.cast(pa.int32()), 100_000_000):
+            column = dates_as_text(column)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, names=table.column_names)
+
+
+def _is_beyond(numbers: pa.ChunkedArray, latest: int | None) -> bool:
+    if latest is None:
+        return False
+    found = pa.compute.min_max(numbers).as_py()
+    return found["max"] is not None and (found["max"] > latest or found["min"] < -latest)
 
 
 def unique_names(names: list[str]) -> list[str]:

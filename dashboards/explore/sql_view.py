@@ -13,7 +13,7 @@ import streamlit as st
 from dashboards import markup, snapshot
 from dashboards.client import ApiError
 from dashboards.explore import export
-from dashboards.explore.columns import plain_table
+from dashboards.explore.columns import plain_table, shown_table
 from dashboards.words import amount, unit_name
 from pipeline.model.signals import CATALOGUE, CLASSES, signals_of_class
 
@@ -180,7 +180,7 @@ def _draw_result(found: Result) -> None:
         st.html(markup.notice("The query returned no rows. Is the time range too short, or a name misspelled?"))
         return
     _draw_chart(table)
-    st.dataframe(table.slice(0, MAX_SHOWN), hide_index=True, height=380)
+    st.dataframe(shown_table(table.slice(0, MAX_SHOWN)), hide_index=True, height=380)
     row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     row.download_button(
         "CSV", lambda: export.write_csv(table), "fleetpulse-query.csv", "text/csv",

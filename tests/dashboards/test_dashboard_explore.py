@@ -16,7 +16,7 @@ from dashboards import routes
 from dashboards.devices.answers import parse_comparison
 from dashboards.devices.html import explore_href
 from dashboards.explore import choose, export, sql_view
-from dashboards.explore.columns import plain_table, unique_names
+from dashboards.explore.columns import plain_table, shown_table, unique_names
 from dashboards.time_chart.component import Look, chart_data
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
@@ -248,3 +248,13 @@ def test_an_interval_is_shown_as_text(api: Any) -> None:
     api.sql = (200, _stream(duckdb.sql("SELECT 'A1' AS id, INTERVAL '26 hours' AS age").to_arrow_table()))
     test = page(explore_script, view="sql", sql="SELECT 1", live="0")
     assert list(test.dataframe[0].value["age"]) == ["26:00:00"]
+
+
+def test_a_time_that_no_browser_has_is_text_in_the_table() -> None:
+    far = "TIMESTAMP '290000-01-01' AS far, 'infinity'::TIMESTAMPTZ AS never, '-infinity'::DATE AS before"
+    near = "TIMESTAMP '9999-12-31' AS near, DATE '2026-01-31' AS day, NULL::TIMESTAMP AS none"
+    table = duckdb.sql(f"SELECT {far}, {near}").to_arrow_table()
+    shown_columns = shown_table(table)
+    assert shown_columns.column("far").to_pylist() == ["+290000-01-01T00:00:00.000000Z"]
+    assert shown_columns.column("never").to_pylist() == shown_columns.column("before").to_pylist() == [None]
+    assert shown_columns.select(["near", "day", "none"]).equals(table.select(["near", "day", "none"]))
