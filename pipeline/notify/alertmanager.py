@@ -313,7 +313,9 @@ class PayloadPlanner:
         firing = self._alert(incident, labels)
         for name in self._endpoints:
             if name not in had | has:  # it may have it: by other routes, an escalation, or from before a storm
-                if before is not None and (old != labels or change.kind == "silenced"):
+                if before is None:
+                    continue
+                if old != labels or change.kind == "silenced":
                     yield from self._emit(name, change, [self._alert(before, old, change.time)], "resolved", now)
                 elif self._endpoints[name].reports(change.kind):
                     yield from self._emit(name, change, [firing], "update", now)

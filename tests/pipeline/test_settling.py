@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def result(number: int, state: str = "delivered") -> Result:
-    return Result(f"inc-{number}.1.r0", f"inc-{number}", START, state, "HTTP 200", START, True, "", START)
+    return Result(f"inc-{number}.1.r0", f"inc-{number}", state, "HTTP 200", START, True, "", START)
 
 
 def test_500_deliveries_are_written_in_a_few_transactions(store: Store) -> None:
