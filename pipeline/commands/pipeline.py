@@ -37,6 +37,7 @@ from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.errors import Retryable, UsageError
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
+from pipeline.notify import held_rows
 from pipeline.notify.dead_messages import replay_payloads
 from pipeline.notify.groups import GROUP_PREFIX
 from pipeline.notify.receivers import InboundEvent
@@ -269,7 +270,7 @@ class PipelineBackend:
         incidents = [event.incident]
         if event.incident.startswith(GROUP_PREFIX):
             with contextlib.closing(self.cursor()) as cursor:
-                incidents = ledger.list_group_incidents(cursor, name, event.incident)
+                incidents = held_rows.list_group_incidents(cursor, name, event.incident)
         person = Caller(event.person, "operator", f"{origin} via receiver {name}")
         done = [one for one in incidents if self._apply_pagerduty(event, person, one)]
         return f"{event.kind} by {event.person}: {', '.join(done) or 'nothing to change'}"

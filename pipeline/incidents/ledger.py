@@ -281,13 +281,6 @@ def list_notifications(
     return [{**dict(zip(names, r[:9], strict=True)), "created": iso(r[9]), "next_attempt": iso(r[10])} for r in rows]
 
 
-def list_group_incidents(cursor: duckdb.DuckDBPyConnection, receiver: str, group: str) -> list[str]:
-    """Returns the incidents whose alerts a message of a group has. Older versions wrote the group as `part_of`."""
-    query = """SELECT DISTINCT incident FROM outbox WHERE receiver = $1
-               AND (part_of = $2 OR starts_with(part_of, concat($2, '.'))) ORDER BY incident"""
-    return [incident for (incident,) in cursor.execute(query, [receiver, group]).fetchall()]
-
-
 def count_payloads(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:
     """Returns (receiver, state) -> number of payloads."""
     rows = cursor.execute("SELECT receiver, state, count(*) FROM outbox GROUP BY ALL").fetchall()

@@ -195,6 +195,7 @@ class Groups:
         """Removes the alerts of an incident that wait for their first message."""
         for group, name in self._list_places(incident):
             group.waiting.pop(name, None)
+        self.forget(incident)
 
     def list_due(self, now: int) -> list[Group]:
         """Returns the groups whose tick has come, the oldest first."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import duckdb
 
+from pipeline.notify.groups import read_group
 from pipeline.notify.inhibited_messages import HeldMessage, Settlement, parse_held
 
 _STATE = "SELECT count(*), bit_xor(hash(id)) FROM outbox WHERE receiver = $1 AND state = 'held'"
@@ -122,6 +123,13 @@ def load_groups(cursor: duckdb.DuckDBPyConnection, receiver: str) -> list[str]:
     """Returns the stored groups."""
     rows = cursor.execute("SELECT state FROM notify_groups WHERE receiver = $1 ORDER BY id", [receiver]).fetchall()
     return [state for (state,) in rows]
+
+
+def list_group_incidents(cursor: duckdb.DuckDBPyConnection, receiver: str, group: str) -> list[str]:
+    """Returns the incidents of which a group fires alerts at its receiver now; none once it has ended."""
+    query = "SELECT state FROM notify_groups WHERE receiver = $1 AND id = $2"
+    found = [read_group(state) for (state,) in cursor.execute(query, [receiver, group]).fetchall()]
+    return sorted({one.incident for known in found for one in known.alerts.values() if not one.has_ended})
 
 
 def is_outdated(cursor: duckdb.DuckDBPyConnection, receiver: str) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
 from pipeline.model.records import SECOND, Life
+from pipeline.notify import held_rows
 from pipeline.notify.alertmanager import ALERT_FIELDS
 from pipeline.notify.dead_messages import replay_payloads
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
@@ -153,6 +154,29 @@ def test_a_receiver_gets_the_end_of_what_it_got_wherever_it_was_sent(
     assert {state for _, state, _ in rows(harness, SOURCE)} == {"delivered"}
     assert harness.database is not None
     assert harness.database.cursor().execute("SELECT count(*) FROM notify_groups").fetchone() == (0,)
+
+
+def test_who_acknowledges_a_group_in_pagerduty_takes_what_it_fires_now_and_nothing_else(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    """Alerts of an earlier life of the group, and those that left it with other labels, are not in it."""
+    one, two, three = TARGETS
+    change_routes(harness, replace(ROUTE, group_by=("severity",)))
+    harness.write_change("opened", three, severity="ticket")
+    pass_time(harness)
+    harness.resolve(three)
+    pass_time(harness)
+    harness.write_change("opened", one, severity="ticket")
+    harness.write_change("opened", two, severity="ticket")
+    pass_time(harness)
+    group = receiver.posts[-1][0].partition(".")[0]
+    harness.write_change("severity_raised", one, severity="page")
+    pass_time(harness)
+    assert harness.database is not None
+    assert held_rows.list_group_incidents(harness.database.cursor(), "hook", group) == [f"inc-{two}"]
+    harness.resolve(two)
+    pass_time(harness)
+    assert held_rows.list_group_incidents(harness.database.cursor(), "hook", group) == []
 
 
 GROUP_OF_OLDER_VERSIONS = ("id", "key", "labels", "flush_at", "alerts", "firing", "resolved", "acknowledged", "sent_at")
