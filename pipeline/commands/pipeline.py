@@ -252,9 +252,9 @@ class PipelineBackend:
             known = ", ".join(service.notifier.receivers) or "none"
             raise UsageError(f"receiver {receiver!r} is not configured; known: {known}")
         with service.database.transaction() as connection:
-            found = replay_payloads(connection, ids, receiver, user, service.clock())
             entry = AuditEntry(user, "replay notifications", receiver or ", ".join(ids))
             write_audit(connection, [entry], service.clock())
+        found = replay_payloads(service.database, ids, receiver, user, service.clock())
         service.notifier.write_missed()  # its incident may have ended while the receiver was not configured
         log.info("%d dead messages are sent again, by %s", len(found), user)
         service.notifier.wake()

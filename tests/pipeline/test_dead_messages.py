@@ -64,8 +64,7 @@ class Hooked(NotifierHarness):
     def replay(self) -> list[str]:
         """Sends all dead messages again, as the pipeline does."""
         assert self.database is not None
-        with self.database.transaction() as connection:
-            found = replay_payloads(connection, [], "hook", "ada", self.now)
+        found = replay_payloads(self.database, [], "hook", "ada", self.now)
         self.notifier.write_missed()
         self.deliver()
         return found

@@ -319,9 +319,9 @@ def test_what_a_refused_message_of_a_group_said_is_sent_again_by_that_message(
     with harness.database.transaction() as connection:
         connection.execute("UPDATE outbox SET state = 'dead'")
     receiver.refuses, refused = {}, len(receiver.posts)
-    with harness.database.transaction() as connection:
-        (part,) = connection.execute("SELECT min(id) FROM outbox WHERE part_of IS NOT NULL").fetchone() or ("",)
-        ids = replay_payloads(connection, [part], None, "ada", harness.now)
+    query = "SELECT min(id) FROM outbox WHERE part_of IS NOT NULL"
+    (part,) = harness.database.cursor().execute(query).fetchone() or ("",)
+    ids = replay_payloads(harness.database, [part], None, "ada", harness.now)
     assert len(ids) == 3, "the message, and both rows that it says"
     pass_time(harness)
     (message,) = [body for _, body in receiver.posts[refused:]]
