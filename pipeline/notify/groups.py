@@ -62,6 +62,11 @@ Alerts = dict[str, GroupAlert]
 """By fingerprint."""
 
 
+def have_owners(alerts: Iterable[GroupAlert]) -> bool:
+    """Returns whether all of the alerts that fire are acknowledged."""
+    return all(one.acknowledged or one.has_ended for one in alerts)
+
+
 @dataclass(slots=True)
 class Group:
     """The alerts of one route with equal `group_by` labels.
@@ -113,20 +118,16 @@ class Group:
             return "all alerts resolved" if resolved else ""
         if resolved:  # what ended is in one message, so none of them was said before
             return "some alerts resolved"
-        if self.lost_its_owner(shown):
+        if self.acknowledged and not have_owners(shown):
             return "acknowledgement ended"
         return next((SAID_AGAIN[one.again] for one in shown if one.again), "")
-
-    def lost_its_owner(self, shown: Iterable[GroupAlert]) -> bool:
-        """Returns whether its alerts were said to be acknowledged, and one of those that fire now is not."""
-        return self.acknowledged and not all(one.acknowledged or one.has_ended for one in shown)
 
     def list_newly_acknowledged(self) -> Sequence[GroupAlert]:
         """Returns the alerts that fire in the last message if all are acknowledged and no message said so yet; and
         remembers it."""
         firing = [self.alerts[name] for name in self.firing if name in self.alerts]
         firing = [one for one in firing if not one.has_ended]
-        if self.acknowledged or not all(one.acknowledged for one in firing):
+        if self.acknowledged or not have_owners(firing):
             return []
         self.acknowledged = bool(firing)
         return firing

@@ -21,7 +21,7 @@ from pipeline.incidents import ledger
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, iso
 from pipeline.notify import held_rows
-from pipeline.notify.groups import SAID_AGAIN, Group, GroupAlert, Groups, name_group, read_group
+from pipeline.notify.groups import SAID_AGAIN, Group, GroupAlert, Groups, have_owners, name_group, read_group
 from pipeline.notify.inhibited_messages import Decision, HeldMessage, Settlement, Situation, decide, keep_firing
 from pipeline.notify.open_alerts import OpenAlertReader, OpenAlerts
 from pipeline.notify.routes import Labels, RouteNode, Rules, show_labels
@@ -166,8 +166,8 @@ class HeldMessages:
 
     def _decide_and_flush(self, connection: duckdb.DuckDBPyConnection, now: int) -> None:
         assert self._groups is not None
-        chosen = [one for one in self._undecided if one in self._rows][:MOST]
-        later = [one for one in self._undecided if one in self._rows][MOST:]
+        undecided = [one for one in self._undecided if one in self._rows]
+        chosen, later = undecided[:MOST], undecided[MOST:]
         this = _Round(now)
         again = self._decide(connection, chosen, this)
         self._flush_due(connection, this)
@@ -334,7 +334,7 @@ class HeldMessages:
             reason, alerts = group.flush(this.now, repeat_s, self._is_hidden)
             group.flush_at = max(group.flush_at + interval, this.now + SECOND)
             if reason:
-                pages_again = was_acknowledged and not all(one.has_ended or one.acknowledged for one in alerts)
+                pages_again = was_acknowledged and not have_owners(alerts)
                 event = next((event for event, text in SAID_AGAIN.items() if text == reason), "opened")
                 event = "resolved" if all(one.has_ended for one in alerts) else event
                 self._add_message(group, alerts, reason, event, this, pages_again)

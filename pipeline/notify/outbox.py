@@ -459,7 +459,7 @@ class Notifier:
         incident, others = f"{alertmanager.RECEIVER_PREFIX}{name}", [other for other in self.receivers if other != name]
         payloads = [Payload(incident, other, kind, json.dumps(body(receiver=other)), now) for other in others]
         with self._store.transaction() as connection:
-            ledger.write_changes(connection, [], [], payloads, now)
+            ledger.write_payloads(connection, payloads)
         if failing:
             self._reported[name] = now
         else:

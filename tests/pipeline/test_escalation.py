@@ -13,19 +13,12 @@ from pipeline.incidents.silences import parse_matchers
 from pipeline.model.records import SECOND, Caller
 from tests.pipeline.living import MINUTE, LivingSite
 from tests.pipeline.notifier_harness import Receiver
-from tests.pipeline.receiver_servers import Service, serve, stop
-from tests.pipeline.test_inhibited_pages import HeardSite
+from tests.pipeline.receiver_servers import Service
+from tests.pipeline.test_inhibited_pages import ANN, HeardSite, pager
 
-ANN = Caller("ann", "operator", "10.0.0.7")
+__all__ = ["pager"]
 RULES = Incidents(storm_pages=2, escalation=(EscalationStep(10.0, ("pager",)),))
 ALONE = Route("hook", group_by=("...",), group_wait="0s", group_interval="30s", repeat_interval="4h")
-
-
-@pytest.fixture
-def pager() -> Iterator[Service]:
-    made, thread = serve()
-    yield made
-    stop(made, thread)
 
 
 @pytest.fixture
