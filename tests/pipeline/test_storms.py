@@ -223,8 +223,10 @@ def test_pages_that_the_end_of_an_inhibition_would_send_at_once_join_a_storm(coo
 @pytest.mark.slow
 def test_a_page_that_was_sent_before_it_was_inhibited_does_not_count_again(cooled):
     pages = report_hosts(cooled, "a", "b")
+    assert {incident for incident, _ in list_sent(cooled)} == {*pages}
     cooled.wait(11)
     source = cooled.report("cdu:c1", detector="coolant")
+    assert {incident for incident, _ in list_sent(cooled)} == {*pages, source}
     cooled.wait(11)
     cooled.people.resolve(source, ANN, "pump changed")
     other = report_hosts(cooled, "c", "d")
