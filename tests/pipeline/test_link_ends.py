@@ -43,9 +43,10 @@ FROM links l WHERE l.entity LIKE 'port:n%'"""
 _STATES = {"Down": "1: DOWN", "Initializing": "2: INIT", "Armed": "3: ARMED", "Active": "4: ACTIVE"}
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with fabric(tmp_path_factory.mktemp("fabric")) as running:
+@pytest.fixture
+def simulated(tmp_path: Path) -> Iterator[SimulatedFabric]:
+    """A fabric of its own for each test: ibsim ends if a collector that is closed kills a tool while it connects."""
+    with fabric(tmp_path / "fabric") as running:
         yield running
 
 
