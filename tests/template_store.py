@@ -1,7 +1,7 @@
 """New stores as copies of one template, which the product's own code makes once per test process.
 
 To create all tables and views takes 0.2 s of CPU, a copy takes 0.04 s, and the tests open about a thousand new stores.
-A store with a catalogue of its own, or beside an older history folder, is created; tests/pipeline/test_schema_mark.py
+A store with its own catalogue, or beside an older history folder, is created; tests/pipeline/test_schema_mark.py
 shows that a copy equals a store that was created.
 """
 

@@ -116,7 +116,7 @@ def write_report(config: Config, collectors: dict[str, list[str]]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_sees_by_the_status_that_the_agent_runs() -> None:
-    """The spool is private. The status in /run is not: that user was told that no telemetry is sent."""
+    """The spool is private. The status in /run is not: that user read that no telemetry is sent."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)

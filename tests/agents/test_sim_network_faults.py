@@ -242,7 +242,7 @@ def test_a_weak_nvlink_slows_its_nodes_ranks_and_is_logged() -> None:
     assert np.all(ratio[node] > 1.07)
     assert np.all(ratio[~node] < 1.05)
     (line,) = made.truth()
-    assert line["entities"] == ["nvlink:sim-n002.1.0", "gpu:sim-n002.1"], "its counters do not tell which failed"
+    assert line["entities"] == ["nvlink:sim-n002.1.0", "gpu:sim-n002.1"], "its counters do not show which failed"
     xids = events(made, chunks, "xid")
     assert {(e, d["xid"]) for _, e, d in xids} == {("gpu:sim-n002.1", 74)}
     assert [(e, d["sxid"]) for _, e, d in events(made, chunks, "sxid")] == [("node:sim-n002", 20001)]

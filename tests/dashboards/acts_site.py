@@ -1,6 +1,6 @@
 """A whole site for acts: a simulated fleet whose nodes are those of a real Slurm, pipeline, executor, login, receiver.
 
-Every part is a process of its own, as an operator would start it. One GPU of the fleet computes wrong results, which
+Every part is a separate process, as an operator would start it. One GPU of the fleet computes wrong results, which
 becomes a page; the receiver gets its alert, with the link from which a person begins.
 """
 

@@ -256,7 +256,7 @@ def test_the_tail_of_exponential_and_of_normal_margins_is_extrapolated_to_its_qu
 
 def test_a_level_that_no_stream_stopped_at_leaves_a_tail_readable():
     passed = np.zeros(48)
-    passed[:10], passed[20] = 200.0, 12.0  # a fault that raised some streams far at once, and nothing between
+    passed[:10], passed[20] = 200.0, 12.0  # a fault that raised some streams far in one step, and nothing between
     assert LEAST <= (tail_factor(passed, 1e4, 1e-8) or 0.0) < np.inf
 
 

@@ -78,7 +78,7 @@ class Site:
         return Frame(self.time, device_class, names, {}, self.topology, ())
 
     def copy(self) -> Topology:
-        """Returns the same topology as an object that nobody has read."""
+        """Returns the same topology as an object that has never been read."""
         return Topology.from_checked(dict(self.topology.parents), dict(self.topology.attributes))
 
 

@@ -1,4 +1,4 @@
-"""Rolling work on nodes is one ticket; a node that dies meanwhile pages as fast as at any other time."""
+"""Rolling work on nodes is one ticket; a node that dies during it pages as fast as at any other time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NODE = slice(WIDTH, 2 * WIDTH)
 
 
 def single_node_jobs():
-    """Each node has a job of its own."""
+    """Each node has its own job."""
     parents = {gpu: [site.HOSTS[i // WIDTH]] for i, gpu in enumerate(site.GPUS)}
     return Topology(
         parents | {rank: [f"job:{i // WIDTH}", site.GPUS[i]] for i, rank in enumerate(site.RANKS)},

@@ -149,7 +149,7 @@ def test_a_slow_rank_that_learned_late_is_still_found_after_a_pause_of_its_job()
 
 @pytest.mark.parametrize(("width", "stages"), [(8, 5), (8, 4)])
 def test_a_host_that_starves_most_of_a_stage_pages_its_node(width, stages):
-    """Nobody of the stage is left to compare it with: the rest of the job is, and the host shows why."""
+    """No other rank of the stage is left to compare it with: the rest of the job is, and the host shows why."""
     nodes = 5 if stages == 5 else 6
     found = findings(nodes, width, stages, range(8, 16), 1.3, pressed=1)
     assert ("node:n1", "page") in levels(found)

@@ -401,7 +401,7 @@ class Play:
             "two people": "; ".join(plan.people_why),
         }
         assert (job.nodes, job.gpus, plan.people) == (NODES, NODES * slurm_rest.GPUS, 2), job
-        text = "Nobody answers at the node, and a job runs on all nodes: the hold is accepted and seen all the same."
+        text = "The node does not answer, and a job runs on all nodes: the hold is accepted and seen all the same."
         return self.tell("A hold of a node whose slurmd is dead", text, act, **shown)
 
     def play_reboot(self) -> list[Scene]:

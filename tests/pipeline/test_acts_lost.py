@@ -100,7 +100,7 @@ def test_a_node_that_slurm_itself_marked_down_can_be_held(world: World, state: s
         ("DOWN+DRAIN", ("DOWN", "Node unexpectedly rebooted"), ("UNDRAIN", "Node unexpectedly rebooted")),
         ("DOWN*+DRAIN", ("DOWN*", "Not responding"), ("UNDRAIN", "Not responding")),
         ("DOWN+DRAIN", ("DOWN+DRAIN", "fleetpulse:ACT-1 x"), ("UNDRAIN", "Not responding")),  # after an interruption
-        ("DOWN*+DRAIN", ("IDLE", ""), ("UNDRAIN", "Not responding")),  # it died meanwhile
+        ("DOWN*+DRAIN", ("IDLE", ""), ("UNDRAIN", "Not responding")),  # it died in between
         ("IDLE+DRAIN", ("IDLE", ""), ("RESUME", "")),
         ("MIXED+DRAIN+POWERED_DOWN", ("MIXED", ""), ("RESUME", "")),
     ],

@@ -66,7 +66,7 @@ def test_a_budget_that_protects_a_pod_of_one_node_delays_no_other_node(world: Bu
     assert (world.state(act), world.scheduler.nodes["n11"].jobs) == ("executing", ())
     assert world.scheduler.nodes["n03"].jobs == ("81",)
     world.run(2)
-    assert world.asked.count("n11") == 1, "what is done is not asked again"
+    assert world.asked.count("n11") == 1, "a finished node is not asked again"
     world.protected.clear()
     world.run(3)
     assert world.state(act) == "verified"

@@ -200,7 +200,7 @@ def test_an_executor_that_was_slow_begins_nothing_once_another_one_is_at_work(
     world.scheduler.read_state = read_slowly  # type: ignore[method-assign]
     world.run()
     assert (world.state(act), world.scheduler.log) == ("approved", [])
-    assert "another one asked for work meanwhile" in world.executor._waits[act.id]
+    assert "another one asked for work in between" in world.executor._waits[act.id]
     world.now += 31 * SECOND
     world.run()
     assert (world.state(act), len(world.scheduler.log)) == ("executed", 1), "its turn comes"
@@ -209,7 +209,7 @@ def test_an_executor_that_was_slow_begins_nothing_once_another_one_is_at_work(
 def test_an_executor_that_was_slow_goes_on_with_nothing_that_another_one_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would drain a node for an act that failed by now, and nobody could release it."""
+    """Else it would drain a node for an act that failed by now, and no person could release it."""
     world.executor.instance = "a"
     act = world.propose("hold", "n03")
     world.approve(act)

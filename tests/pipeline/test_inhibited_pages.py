@@ -1,4 +1,4 @@
-"""Pages that a rule inhibits, at real receivers: what is worse waits, what a person took is not sent, storms count."""
+"""Pages that a rule inhibits, at real receivers: worse states wait, acknowledged pages are not sent, storms count."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HeardSite(LivingSite):
                 pass
 
     def pass_time(self, minutes: float) -> None:
-        """Lets time pass in steps of a minute, in which the receivers get what is due."""
+        """Lets time pass in steps of a minute, in which the receivers get all due messages."""
         for _ in range(int(minutes)):
             self.wait(1)
             self.send()
@@ -138,7 +138,7 @@ def test_what_became_worse_under_an_inhibition_ends_and_returns_without_a_page(h
     heard.wait(11)
     heard.send()
     assert heard.state(ticket) == "resolved"
-    assert heard.posted(ticket) == [SENT, ENDED], "no end of what was never sent"
+    assert heard.posted(ticket) == [SENT, ENDED], "no end of a page that was never sent"
     heard.restart()
     assert heard.report("host:a") == ticket
     heard.send()
@@ -238,7 +238,7 @@ def test_with_routes_too_pages_that_a_person_took_while_they_were_inhibited_are_
     assert (site.posted(taken), site.posted(other)) == ([], [PAGED])
     rows = site.database.connection.execute("SELECT incident, state FROM outbox WHERE kind = 'firing'").fetchall()
     assert (other, "delivered") in rows
-    assert (taken, "muted") in rows, "it says delivered only of what was in a message"
+    assert (taken, "muted") in rows, "delivered are only pages that were in a message"
     site.restart()
     site.wait(120)
     site.send()

@@ -45,7 +45,7 @@ _STATES = {"Down": "1: DOWN", "Initializing": "2: INIT", "Armed": "3: ARMED", "A
 
 @pytest.fixture
 def simulated(tmp_path: Path) -> Iterator[SimulatedFabric]:
-    """A fabric of its own for each test: ibsim ends if a collector that is closed kills a tool while it connects."""
+    """A new fabric for each test: ibsim ends if a collector that is closed kills a tool while it connects."""
     with fabric(tmp_path / "fabric") as running:
         yield running
 

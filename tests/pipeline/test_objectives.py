@@ -167,7 +167,7 @@ def test_availability_counts_overlapping_reasons_once_and_dead_nodes_of_a_group(
     assert (found["total_hours"], found["lost_hours"]) == (10 * 720, pytest.approx(lost))
     assert found["left_hours"] == pytest.approx(72 - 16)
     assert report["availability"] == pytest.approx(1 - 16 / 7200)
-    assert report["incidents"]["opened"] == 7, "one that was merged is no incident of its own"
+    assert report["incidents"]["opened"] == 7, "one that was merged is no separate incident"
     alpha = by_name(report, "alpha uptime")
     assert (alpha["total_hours"], alpha["lost_hours"]) == (4 * 720, pytest.approx(12))
 

@@ -1,4 +1,4 @@
-"""A cause takes in what it can do: a fault of a member of another kind stays an incident of its own."""
+"""A cause takes in what it can do: a fault of a member of another kind stays a separate incident."""
 
 from __future__ import annotations
 

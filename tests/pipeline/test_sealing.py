@@ -319,7 +319,7 @@ def advance_with(store: Seal, change) -> None:
 
 
 def add_signals(store: Seal, number: int) -> None:
-    """Another set of signals of the class, as of an agent that starts: a table of its own."""
+    """Another set of signals of the class, as of an agent that starts: a separate table."""
     with store.database.transaction() as connection:
         schema.create_hot_table(connection, f"hot_gpu_{number:08x}", {"power": "FLOAT"})
 

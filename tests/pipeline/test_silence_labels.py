@@ -1,4 +1,4 @@
-"""Labels of incidents for matchers: where its devices are, whoever suffers."""
+"""Labels of incidents for matchers: where its devices are, not those that suffer."""
 
 from __future__ import annotations
 

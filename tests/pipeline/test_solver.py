@@ -139,7 +139,7 @@ def test_a_leak_that_its_rope_and_its_reservoir_show_an_hour_apart_is_one_page(
         case.report_findings(first, *([second] if minute >= 60 else []), seconds=60)
     assert case.causes() == {cause}
     case.report_findings(found("cdu:c2", "coolant_leak", onset=case.time))
-    assert case.causes() == {cause, "cdu:c2"}, "another loop has a leak of its own"
+    assert case.causes() == {cause, "cdu:c2"}, "another loop has its own leak"
 
 
 def test_a_rope_of_another_loop_is_another_leak() -> None:

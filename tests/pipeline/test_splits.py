@@ -1,4 +1,4 @@
-"""Incidents that a person split: what stays gets its own cause, and what was split off keeps its findings."""
+"""Incidents that a person split: what stays gets its own cause, and the split-off part keeps its findings."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_was_split_off_in_parts_may_get_the_shared_cause_without_the_incide
     for part in parts:
         if (found := site.report(part)) != one:
             site.people.merge(one, [found], ANN, "one fault")
-        site.people.split(one, [part], ANN, "a fault of its own")
+        site.people.split(one, [part], ANN, "its own fault")
     site.now += 10 * SECOND
     site.report(parts[0], detector="xid")
     site.wait(2)
@@ -158,7 +158,7 @@ def test_what_stays_and_what_was_split_off_have_severity_onset_and_title_of_thei
     assert (left.severity, left.onset, left.summary) == ("ticket", began + 600 * SECOND, "gpu:n4.3: hot")
     assert (made.severity, made.onset, made.summary) == ("page", began, "gpu:n5.0: hot")
     assert site.comments(one)[-1] == f"{made.id}: two faults; cause: gpu:n4.3; severity: ticket"
-    assert left.life.waits_since is None  # nobody is paged for a ticket
+    assert left.life.waits_since is None  # a ticket pages no person
     severities = [
         (alert["status"], alert["labels"]["severity"])
         for body in site.bodies()

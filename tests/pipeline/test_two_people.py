@@ -67,7 +67,7 @@ def test_people_are_the_same_by_name_or_by_subject() -> None:
     assert is_same_person(("alice", ""), ("alice", "s-1")), "a login before subjects were recorded"
     assert is_same_person(("alice", "s-1"), ("al", "s-1"))
     assert not is_same_person(("alice", ""), ("bob", "")), "a proxy gives names alone"
-    assert is_same_person(("alice", "s-1"), ("alice", "s-2")), "two people of one name cannot be told apart by readers"
+    assert is_same_person(("alice", "s-1"), ("alice", "s-2")), "two people of one name look alike to readers"
 
 
 def test_subjects_are_not_shown_to_those_who_read_acts(world: World) -> None:

@@ -191,9 +191,9 @@ COMMANDS = {
     "a token that approves what has no plan yet": (approve_before_the_plan, "admin"),
     "a changed plan": (run_changed, "executor"),
     "a replayed approval": (approve_again, "admin"),
-    "a cancel of what was done": (cancel_what_is_done, "operator"),
+    "a cancel of a finished act": (cancel_what_is_done, "operator"),
 }
-"""What is attempted by command, and who stands in the newest row of the audit."""
+"""The command that is attempted, and the author in the newest row of the audit."""
 
 
 @pytest.mark.sample(every=4)
@@ -208,7 +208,7 @@ def test_an_attempt_by_command_is_refused_with_exit_code_4_and_a_row_of_the_audi
     newest = list_audit(served.site.database.connection)[0]
     assert newest["actor"] == actor
     assert newest["outcome"] == "refused" or newest["after"]["state"] in ("refused", "expired")
-    monkeypatch.delenv("FLEETPULSE_TOKEN", raising=False)  # the executor has a token of its own
+    monkeypatch.delenv("FLEETPULSE_TOKEN", raising=False)  # the executor has its own token
     served.executor.run_once()
     assert served.scheduler.log == []
 

@@ -209,7 +209,7 @@ def test_the_command_follows_an_act_to_its_end_and_one_that_goes_on_is_no_succes
     follow = ["act", "run", act["id"], "--wait", "1", "--config", str(served.file)]
     assert fleetpulse.main(follow) == 1
     assert f"act {act['id']}: is approved after 1 s" in capsys.readouterr().err
-    monkeypatch.delenv("FLEETPULSE_TOKEN")  # the executor has a token of its own
+    monkeypatch.delenv("FLEETPULSE_TOKEN")  # the executor has its own token
     for _ in range(3):
         served.executor.run_once()
     monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["operator"])

@@ -1,4 +1,4 @@
-"""The audit's chain and marks: what is found of a tampered audit, and what only a mark kept elsewhere finds."""
+"""The audit's chain and marks: which tampering the chain shows, and which only a mark kept elsewhere shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_rows(served):
 
 
 def rewrite(served):
-    """Calculates all hashes again, as somebody may who writes to the store."""
+    """Calculates all hashes again, as a person may who writes to the store."""
     cursor, previous = served.site.database.connection, ""
     rows = cursor.execute(
         """SELECT number, epoch_us(time), actor, role, origin, action, target, reason, outcome, before, after FROM audit
