@@ -233,6 +233,8 @@ def test_every_pod_of_a_site_is_scheduled_and_started_once_its_volume_is_bound(c
         cluster.node(name, {})
     cluster.kubectl("label", "node", "gpu001", "gpu002", "nvidia.com/gpu.present=true")
     volume = {"capacity": {"storage": "1Ti"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/srv"}}
+    # a claim that an uninstalled site left, as it must, would take any volume
+    volume["claimRef"] = {"namespace": "fleetpulse", "name": "state-run-fleetpulse-pipeline-0"}
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
     cluster.apply(
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"}, "spec": volume},
@@ -254,6 +256,24 @@ def test_every_pod_of_a_site_is_scheduled_and_started_once_its_volume_is_bound(c
     assert sorted(node for name, _, node in pods() if name.startswith("run-agent")) == ["gpu001", "gpu002"]
     parts = {name.split("-")[2] for name, _, _ in pods() if not name.startswith("run-agent")}
     assert parts == {"pipeline", "dashboard", "executor"}
+    drain_node_of_a_failing_pod(cluster, "run-fleetpulse-pipeline")
     done = helm("uninstall", "run", *reach, "--no-hooks")
     assert done.returncode == 0, done.stderr
     cluster.wait("the end of all", lambda: pods() == [])
+
+
+def drain_node_of_a_failing_pod(cluster: Cluster, name: str) -> None:
+    """A pod that is not ready, as in a crash loop, has no service to protect: its budget must not hold a drain up."""
+    pod, where = f"{name}-0", ("-n", "fleetpulse")
+    found = cluster.read("pod", pod, "fleetpulse")
+    failing = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
+    words = ("--subresource=status", "--type=strategic", "-p", json.dumps({"status": {"conditions": [failing]}}))
+    cluster.kubectl("patch", "pod", pod, *where, *words)
+    form = "jsonpath={.status.currentHealthy}"
+    cluster.wait(
+        "the budget without a ready pod", lambda: cluster.kubectl("get", "pdb", name, *where, "-o", form) == "0"
+    )
+    node = found["spec"]["nodeName"]
+    cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=45s")
+    uid = found["metadata"]["uid"]
+    cluster.wait("a new pod", lambda: cluster.read("pod", pod, "fleetpulse")["metadata"]["uid"] != uid)

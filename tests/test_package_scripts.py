@@ -8,7 +8,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {"postinstall": "postinst", "preremove": "prerm", "postremove": "postrm"}
@@ -32,8 +34,9 @@ class Host:
         (folder / "bin").mkdir()
         said = folder / "systemctl.said"
         said.touch()
+        (folder / "systemctl.does").touch()
         for name, does in {
-            "systemctl": f'echo "$@" >> {said}',
+            "systemctl": f'echo "$@" >> {said}; . {folder}/systemctl.does',
             "systemd-sysusers": ":",
             "systemd-tmpfiles": ":",
         }.items():
@@ -44,7 +47,7 @@ class Host:
         force = "--force-script-chrootless,bad-path,depends"
         environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin"}
         command = ["dpkg", f"--root={self.root}", f"--log={self.folder}/log", force, *words]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
@@ -85,6 +88,7 @@ def debs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             text = (ROOT / "deploy/packages/scripts" / ours).read_text()
             (folder / kind / "DEBIAN" / theirs).write_text(text.replace("@KIND@", kind).replace("@OTHER@", other))
             (folder / kind / "DEBIAN" / theirs).chmod(0o755)
+        (folder / kind / "opt/fleetpulse").mkdir(parents=True)
         (folder / kind / CONFFILE).parent.mkdir(parents=True)
         shutil.copy(ROOT / "deploy/packages/fleetpulse.toml", folder / kind / CONFFILE)
         subprocess.run(["dpkg-deb", "--build", folder / kind, folder / f"{kind}.deb"], check=True, capture_output=True)
@@ -129,6 +133,37 @@ def test_the_agent_goes_on_when_the_other_package_replaces_its_own(host: Host, d
     assert host.stopped() == [f"fleetpulse-{unit}.service" for unit in ("executor", "dashboard", "pipeline")]
     host.dpkg("--remove", "fleetpulse-agent")
     assert host.stopped()[3:] == ["fleetpulse-agent.service"]
+
+
+def test_an_installation_names_a_unit_that_ran_and_does_not_start_again(host: Host, debs: dict[str, str]) -> None:
+    """The agent's package has no other unit; systemctl fails for one that there is not, too."""
+    (host.folder / "systemctl.does").write_text(
+        'case "$*" in\n"try-restart fleetpulse-agent.service") exit 1 ;;\ntry-restart*) exit 5 ;;\n'
+        '"is-active fleetpulse-agent.service") echo failed; exit 3 ;;\nis-active*) echo inactive; exit 3 ;;\nesac\n'
+    )
+    said = [line for line in host.dpkg("-i", debs["agent"]).splitlines() if line.startswith("fleetpulse: ")]
+    reason = "journalctl -n 20 -u fleetpulse-agent.service"
+    assert said == [f"fleetpulse: fleetpulse-agent.service ran and did not start again (failed); the reason: {reason}"]
+
+
+def test_ansible_installs_over_a_configuration_that_was_here_first(host: Host, debs: dict[str, str]) -> None:
+    """By itself dpkg asks which one to take, and fails without a terminal."""
+    tasks = yaml.safe_load((ROOT / "deploy/ansible/roles/fleetpulse/tasks/main.yml").read_text())
+    (task,) = (one["ansible.builtin.command"] for one in tasks if one["name"] == "Install it")
+    said = jinja2.Template(task["cmd"]).render(ansible_facts={"pkg_mgr": "apt"}, fleetpulse_file="a.deb").split()
+    assert (said[0], said[-1]) == ("dpkg", "/var/cache/a.deb")
+    host.write([CONFFILE])
+    host.dpkg(*said[1:-1], debs["agent"])
+    assert (host.root / CONFFILE).read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("verb", ["--remove", "--purge"])
+def test_a_folder_of_the_system_that_is_empty_again_stays(host: Host, debs: dict[str, str], verb: str) -> None:
+    """dpkg removes each empty folder that a package has, and no other package of Debian has /opt."""
+    (host.root / "opt").mkdir()
+    host.dpkg("-i", debs["agent"])
+    host.dpkg(verb, "fleetpulse-agent")
+    assert [path.name for path in (host.root / "opt").iterdir()] == []
 
 
 @pytest.mark.parametrize(
