@@ -254,7 +254,8 @@ class PipelineBackend:
         with service.database.transaction() as connection:
             entry = AuditEntry(user, "replay notifications", receiver or ", ".join(ids))
             write_audit(connection, [entry], service.clock())
-        found = replay_payloads(service.database, ids, receiver, user, service.clock())
+        holding = service.notifier.holding
+        found = replay_payloads(service.database, ids, receiver, user, service.clock(), holding)
         service.notifier.write_missed()  # its incident may have ended while the receiver was not configured
         log.info("%d dead messages are sent again, by %s", len(found), user)
         service.notifier.wake()

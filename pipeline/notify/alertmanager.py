@@ -204,6 +204,7 @@ class PayloadPlanner:
     read_sent: incidents -> labels of the newest stored alert of each that has one, after a restart.
     undecided: endpoints with groups or held messages from before the start, also if there are no routes any more:
                their messages are held too, so that all of an incident are decided about together.
+    holding:   endpoints of which messages are held.
     """
 
     def __init__(
@@ -216,8 +217,9 @@ class PayloadPlanner:
         annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
         undecided: Collection[str] = frozenset(),
     ) -> None:
-        self._annotate, self._undecided = annotate, undecided
+        self._annotate = annotate
         self._endpoints, self._rules, self._source = endpoints, rules, source
+        self.holding = frozenset(n for n, one in endpoints.items() if one.groups and (rules.hold or n in undecided))
         self._locate, self._read_sent = locate, read_sent
         self._places: OrderedDict[str, tuple[str, Mapping[str, str]]] = OrderedDict()
 
@@ -357,8 +359,7 @@ class PayloadPlanner:
         """Yields the rows of one receiver: one with all alerts, or one per alert where routes group."""
         endpoint = self._endpoints[name]
         if not endpoint.groups or self._rules.top is None:
-            held = endpoint.groups and (self._rules.hold or name in self._undecided)
-            yield self._make_row(name, change, alerts, kind, now, held)
+            yield self._make_row(name, change, alerts, kind, now, name in self.holding)
             return
         if kind == "update" and change.kind != "acknowledged":
             return

@@ -63,6 +63,7 @@ class _Round:
     """What one transaction changes.
 
     touched: groups to be stored, by key.   updates: rows that only say that somebody acknowledged an alert of a group.
+    behind:  incidents of which something that was said elsewhere arrives first -> where they would be said.
     """
 
     now: int
@@ -71,6 +72,7 @@ class _Round:
     messages: list[_GroupMessage] = field(default_factory=list)
     updates: list[HeldMessage] = field(default_factory=list)
     touched: dict[str, Group] = field(default_factory=dict)
+    behind: dict[str, set[str]] = field(default_factory=dict)
 
     def mute(self, messages: Iterable[HeldMessage], reason: str) -> None:
         """Never sends these."""
@@ -103,6 +105,7 @@ class HeldMessages:
         self._groups: Groups | None = None
         self._rows: dict[str, list[HeldMessage]] = {}  # by incident, in their order
         self._undecided: dict[str, None] = {}  # incidents, in order
+        self._behind: dict[str, set[str]] = {}  # incidents to be decided about once what was said elsewhere arrived
         self._alerts = OpenAlerts({}, {})
         self._state: object = None
 
@@ -115,6 +118,7 @@ class HeldMessages:
             self._read_rows(cursor)
             if self._rows or self._groups.by_key:
                 self._read_alerts(cursor)  # after the rows: a source that was written with its target is in them
+            self._read_arrived(cursor)
         if self._undecided or self._groups.list_due(now):
             try:
                 with self._store.transaction() as connection:
@@ -137,8 +141,8 @@ class HeldMessages:
             if firing.get(alert.incident) != alert.fingerprint:
                 alert.end(now)
         for group in self._groups.by_key.values():
-            _, interval = self._find_timers(group)
-            group.flush_at, group.sent_at = min(group.flush_at, now + interval), min(group.sent_at, now)
+            latest = now + self._find_interval(group)
+            group.flush_at, group.sent_at = min(group.flush_at, latest), min(group.sent_at, now)
 
     def _read_rows(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """Reads the rows that are new, and forgets those that are no longer held."""
@@ -164,12 +168,22 @@ class HeldMessages:
             changed = [one for one in self._rows if before.find(one) != self._alerts.find(one)]
             self._undecided |= dict.fromkeys(changed)
 
+    def _read_arrived(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Plans to decide about incidents of which what was said elsewhere arrived. It only reads: while their receiver
+        is down nothing arrives."""
+        self._behind = {one: threads for one, threads in self._behind.items() if one in self._rows}
+        if self._behind:
+            unsent = held_rows.find_unsent(cursor, self._receiver, list(self._behind))
+            arrived = [one for one, threads in self._behind.items() if not unsent.get(one, set()) - threads]
+            self._undecided |= dict.fromkeys(arrived)
+
     def _decide_and_flush(self, connection: duckdb.DuckDBPyConnection, now: int) -> None:
         assert self._groups is not None
         undecided = [one for one in self._undecided if one in self._rows]
         chosen, later = undecided[:MOST], undecided[MOST:]
         this = _Round(now)
         again = self._decide(connection, chosen, this)
+        self._behind = {one: threads for one, threads in self._behind.items() if one not in chosen} | this.behind
         self._flush_due(connection, this)
         self._acknowledge(this)
         self._write(connection, this)
@@ -186,7 +200,6 @@ class HeldMessages:
         alone = held_rows.find_sent_alone(connection, self._receiver, incidents)
         unsent = held_rows.find_unsent(connection, self._receiver, incidents)
         decided: list[tuple[str, Decision]] = []
-        later: list[str] = []
         for incident in incidents:
             rows = self._rows[incident]
             situation = self._find_situation(incident, incident in alone)
@@ -201,14 +214,14 @@ class HeldMessages:
             if situation.has or all(one.state == "muted" for one in decision.settled):
                 decided.append((incident, decision))
                 self._end_elsewhere(incident, newest, this)
-            elif unsent.get(incident, set()) - self._list_threads(rows, routes, is_alone):
-                later.append(incident)  # what was said elsewhere arrives first: its end must not be the last word
+            elif unsent.get(incident, set()) - (threads := self._list_threads(rows, routes, is_alone)):
+                this.behind[incident] = threads  # what was said elsewhere arrives first: its end is not the last word
             elif is_alone:
                 decided.append((incident, decision))
             else:
                 this.settled += [one for one in decision.settled if one.state == "muted"]
                 self._join_groups(rows, routes, this)
-        return [*later, *self._apply(connection, decided, this)]
+        return self._apply(connection, decided, this)
 
     def _find_situation(self, incident: str, has: bool) -> Situation:
         back = self._alerts.find(incident)
@@ -327,22 +340,31 @@ class HeldMessages:
         due = self._groups.list_due(this.now)[:MOST]
         waiting = held_rows.find_pending(connection, self._receiver, [group.id for group in due])
         for group in due:
-            repeat_s, interval = self._find_timers(group)
             if group.id in waiting:
                 group.sent_at = this.now  # it is repeated some time after it arrived
             was_acknowledged = group.acknowledged
-            reason, alerts = group.flush(this.now, repeat_s, self._is_hidden)
-            group.flush_at = max(group.flush_at + interval, this.now + SECOND)
+            reason, alerts = group.flush(this.now, self._find_repeat(group, this.now), self._is_hidden)
+            group.flush_at = max(group.flush_at + self._find_interval(group), this.now + SECOND)
             if reason:
                 pages_again = was_acknowledged and not have_owners(alerts)
                 event = next((event for event, text in SAID_AGAIN.items() if text == reason), "opened")
                 event = "resolved" if all(one.has_ended for one in alerts) else event
                 self._add_message(group, alerts, reason, event, this, pages_again)
 
-    def _find_timers(self, group: Group) -> tuple[float, int]:
-        """Returns after how many s a group is repeated, and its interval (us). No route may lead to it any more."""
+    def _find_interval(self, group: Group) -> int:
+        """Returns the interval of a group (us). No route may lead to it any more."""
         node = self._routes.get(group.key.removesuffix(f":{show_labels(group.labels)}"))
-        return (node.repeat_s, int(node.interval_s * SECOND)) if node else (float("inf"), SECOND)
+        return int(node.interval_s * SECOND) if node else SECOND
+
+    def _find_repeat(self, group: Group, now: int) -> float:
+        """Returns after how many s a group is repeated: as today's routes say that lead here what fires in it. The
+        route that made it may be there, but lead its alerts elsewhere."""
+        first = min((node.repeat_s for node in self._routes.values()), default=float("inf"))
+        if now - group.sent_at <= first * SECOND:
+            return float("inf")
+        firing = [one for one in group.alerts.values() if not one.has_ended and not self._is_hidden(one)]
+        routes = [node for one in firing for node in self._find_routes(one.body["labels"])]
+        return min((node.repeat_s for node in routes), default=float("inf"))
 
     def _is_hidden(self, alert: GroupAlert) -> bool:
         return bool(self._alerts.find(alert.incident).inhibitor)

@@ -23,7 +23,8 @@ GROUP BY ALL
 _TOLD = f"""
 SELECT n.incident, n.receiver, o.payload, EXISTS (
     SELECT 1 FROM outbox u WHERE u.incident = n.incident AND u.receiver = n.receiver AND u.number > n.number
-    AND u.kind = 'update' AND u.payload ->> '$.fleetpulse.event' = 'acknowledged')
+    AND u.kind = 'update' AND u.payload ->> '$.fleetpulse.event' = 'acknowledged'
+    AND NOT (u.state = 'dead' AND u.answer = $1))
 FROM ({_NEWEST}) n JOIN outbox o USING (incident, receiver, number)
 WHERE n.fires AND (n.incident IN (SELECT id FROM incidents) OR starts_with(n.incident, $3))
 """

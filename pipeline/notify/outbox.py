@@ -134,6 +134,11 @@ class Notifier:
         """Returns the payloads of changes, to be written in the transaction of the changes."""
         return self._planner.plan(changes, now)
 
+    @property
+    def holding(self) -> frozenset[str]:
+        """The endpoints about whose messages routes or inhibition decide."""
+        return self._planner.holding
+
     def _build_held(self, rules: Rules) -> dict[str, HeldMessages]:
         alerts = OpenAlertReader(self._load_inhibited)
         return {

@@ -18,6 +18,8 @@ HOOK = Route("hook", group_by=("alertname",), group_wait="30s", group_interval="
 PAGER, DESK = replace(HOOK, receiver="pager"), replace(HOOK, receiver="desk")
 ALONE = Setting()
 BELOW = {"matchers": ['rack="r0"'], "group_wait": "0s"}
+REGEX = {"matchers": ['rack=~"r0"'], "group_wait": "0s"}
+LONG = ("hours", 1)
 
 
 def end(cause: str) -> tuple[str, str, bool]:
@@ -74,6 +76,14 @@ EXAMPLES = {
         Setting(replace(HOOK, routes=({**BELOW, "receiver": "pager"},))),
         20,
         (OPEN_A, WAIT, use(Setting(replace(HOOK, routes=({**BELOW, "receiver": "desk"},)))), ("hours", 1)),
+    ),
+    "routes lead a page elsewhere while the route that made its group stays": World(
+        Setting(PAGER), 20, (OPEN_A, WAIT, use(Setting(replace(PAGER, routes=({**BELOW, "receiver": "desk"},)))), LONG)
+    ),
+    "the matchers of a route are written otherwise while a page fires": World(
+        Setting(replace(HOOK, routes=({**BELOW, "receiver": "pager"},))),
+        20,
+        (OPEN_A, WAIT, use(Setting(replace(HOOK, routes=({**REGEX, "receiver": "pager"},)))), LONG, end(A), WAIT),
     ),
     "a receiver is removed, a page ends, and the receiver returns": World(
         ALONE, 20, (OPEN_A, WAIT, use(Setting(removed=("pager",))), end(A), WAIT)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.receivers import InhibitRule, Notify, Webhook
+from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
 from pipeline.model.records import Life
 from pipeline.notify import held_rows
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
@@ -90,6 +91,52 @@ def test_all_that_is_held_is_decided_about_after_a_change_also_if_it_is_read_in_
     causes = Counter(a["labels"]["cause"] for _, b in receiver.posts for a in b["alerts"])
     assert causes == {SOURCE: 6, **dict.fromkeys(PAGES, 3)}
     assert count_reads(harness, 3) == {}
+
+
+def test_a_page_that_waits_for_its_end_elsewhere_to_arrive_is_decided_about_again_only_then(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    page = PAGES[0]
+    harness.resolve(SOURCE)
+    count_reads(harness, 3)
+    receiver.statuses = [503] * 1000
+    harness.resolve(page)
+    assert harness.notify is not None
+    harness.notify = replace(harness.notify, route=Route("r0", group_by=("cause",), group_wait="0s"))
+    count_reads(harness, 10)
+    harness.restart()
+    harness.write_change("reopened", page, resolved=None, state="open")
+    count_reads(harness, 10)
+    assert harness.notifier.health["r0"].is_down
+    assert count_reads(harness, 20).get("_decide_and_flush", 0) == 0
+    sent, receiver.statuses = len(receiver.posts), []
+    count_reads(harness, 20)
+    keys = [body["groupKey"] for _, body in receiver.posts[sent:] if body["status"] == "firing"]
+    assert [status for status, cause in receiver.alerts[sent:] if cause == page][-1] == "firing"
+    assert [key for key in keys if page in key] == [f'{{}}:{{cause="{page}"}}']
+    assert count_reads(harness, 3) == {}
+
+
+@pytest.mark.parametrize(("matcher", "is_repeated"), [('cause=~"gpu.*"', True), ('cause=~"cdu.*"', False)])
+def test_a_group_is_repeated_while_a_route_leads_its_alert_to_its_receiver(
+    harness: NotifierHarness, receiver: Receiver, matcher: str, is_repeated: bool
+) -> None:
+    def use(matcher: str) -> None:
+        below = {"receiver": "r0", "matchers": [matcher], "group_wait": "0s"}
+        route = Route("r1", group_by=("cause",), group_interval="30s", repeat_interval="10m", routes=(below,))
+        assert harness.notify is not None
+        harness.notify = replace(harness.notify, route=route, inhibit_rules=())
+        harness.restart()
+
+    use('cause=~"gpu:.*"')
+    harness.write_change("opened", "gpu:n9.0")
+    count_reads(harness, 3)
+    use(matcher)
+    for _ in range(50):
+        harness.send_due(30, "r0")
+    found = [body for _, body in receiver.posts if body["groupLabels"].get("cause") == "gpu:n9.0"]
+    assert {body["receiver"] for body in found} == {"r0"}
+    assert len(found) == (3 if is_repeated else 1)
 
 
 def test_a_store_that_fails_in_a_round_is_tried_again(harness: NotifierHarness, receiver: Receiver) -> None:
