@@ -22,7 +22,7 @@ from dashboards.theme import Palette
 from dashboards.words import amount, axis_label, chart_time, clock, quantity, unit_name, zone_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident
-from pipeline.model.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE, class_of_entity
 
 MIN_BEFORE_ONSET = 30 * 60 * SECOND
 """Shortest time shown before the onset: enough to see the usual level. Chosen."""
@@ -219,8 +219,18 @@ def chart_signals(detail: IncidentDetail) -> list[tuple[str, str]]:
     """Returns (entity, signal) of the charts to try, the most relevant first."""
     first = main_finding(detail)
     ordered = [first, *(f for f in detail.findings if f is not first)] if first else []
-    pairs = dict.fromkeys((f.entity, signal) for f in ordered for signal in f.signals)
-    return list(pairs)[:MAX_CHART_SIGNALS]
+    pairs = ((_charted_entity(detail, f.entity, signal), signal) for f in ordered for signal in f.signals)
+    return list(dict.fromkeys((entity, signal) for entity, signal in pairs if entity))[:MAX_CHART_SIGNALS]
+
+
+def _charted_entity(detail: IncidentDetail, entity: str, signal: str) -> str:
+    """Returns the entity whose values a chart shows: a leaf has no counters of its ports; empty if none fits."""
+    known = CATALOGUE.get(signal)
+    if known is None:
+        return entity
+    explained = (e.entity for e in detail.explanation.explained) if detail.explanation else ()
+    candidates = (entity, *detail.incident.members, *explained)
+    return next((e for e in candidates if class_of_entity(e) == known.device_class), "")
 
 
 def chart_span(incident: Incident, now: int, seconds: float = 0) -> tuple[int, int]:

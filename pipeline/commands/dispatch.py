@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands.nothing import describe_nothing
-from pipeline.commands.output import make_printable, print_message, render_rows, wrap_cells
+from pipeline.commands.output import cut_cells, make_printable, print_message, render_rows, wrap_cells
 from pipeline.config.sections import load_config
 
 
@@ -114,7 +114,7 @@ def _print_for_people(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
         is_list = columns is people.INCIDENTS
         shown = people.SHOWN_INCIDENTS if is_list else columns
         short = people.shorten_times(rows, shown)
-        lines = short if is_list else wrap_cells(short, shown, people.WIDTH)
+        lines = cut_cells(short, ("who",), people.WIDEST_WHO) if is_list else wrap_cells(short, shown, people.WIDTH)
         sys.stdout.write(render_rows(lines, shown, "table", people.WIDTH))
     else:
         every = list(dict.fromkeys(name for row in rows for name in row)) or columns

@@ -36,6 +36,13 @@ def render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form:
     return "".join(f"{line if len(line) <= width else line[: width - 1] + '…'}\n" for line in table.splitlines())
 
 
+def cut_cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], most: int) -> list[dict[str, Any]]:
+    """Returns rows with cells of at most `most` characters, so that one long name leaves room for the other columns."""
+    texts = [{name: make_printable(_text(row.get(name))) for name in columns} for row in rows]
+    cut = [{n: f"{text[: most - 1]}…" for n, text in line.items() if len(text) > most} for line in texts]
+    return [{**row, **short} for row, short in zip(rows, cut, strict=True)]
+
+
 def wrap_cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int) -> list[dict[str, Any]]:
     """Returns rows with the widest cells on several lines, so that a table of `width` cuts none."""
     cells = [{name: make_printable(_text(row.get(name))) for name in columns} for row in rows]

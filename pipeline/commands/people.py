@@ -28,6 +28,8 @@ WIDTH = 120
 INCIDENTS = ("id", "severity", "state", "opened", "who", "cause", "summary")
 SHOWN_INCIDENTS = ("id", "severity", "state", "opened", "who", "summary")
 """Columns for people: the title names the cause, and needs the width."""
+WIDEST_WHO = 16
+"""Characters of a person in that list; an address is often longer. Chosen: as wide as an id."""
 LATE_S = 120.0
 """Age of the newest evaluated telemetry (s) that a list of incidents mentions. Chosen: a frame waits at most 40 s."""
 SILENCES = ("id", "kind", "state", "until", "author", "text", "reason")

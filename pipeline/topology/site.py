@@ -73,7 +73,10 @@ def read_source(setting: SourceSetting) -> SourceTopology:
     for path in list_files(setting):
         files.append(SourceFile(str(path), _read_text(path, MAX_BYTES - size)))
         size += len(files[-1].text)
-    return READERS[setting.format](files, setting.naming)
+    found = READERS[setting.format](files, setting.naming)
+    if not found.parents:  # a token that lost its rights lists nothing, which is not a site without devices
+        raise UsageError(f"{setting.path}: names no device; expected at least one, or no such source")
+    return found
 
 
 def _read_text(path: Path, most: int) -> str:
@@ -130,7 +133,9 @@ class SiteTopology:
         for setting in self.find_changed():
             marks = read_marks(setting)
             try:
-                self.good[setting.name] = read_source(setting)
+                found = read_source(setting)
+                self._warn_of_loss(setting.name, len(found.parents))
+                self.good[setting.name] = found
                 self.faults.pop(setting.name, None)
                 changed = True
             except UsageError as error:
@@ -141,6 +146,17 @@ class SiteTopology:
             self._marks[setting.name] = marks
         self.reloads += changed
         return changed
+
+    def _warn_of_loss(self, name: str, left: int) -> None:
+        """Logs a source that lost more than half of its entities, as an export that was cut off does."""
+        before = len(self.good[name].parents) if name in self.good else 0
+        if 2 * left < before:
+            log.warning(
+                "topology source %s: %d of %d entities are left; if they still exist, export it again",
+                name,
+                left,
+                before,
+            )
 
     def merge(self) -> MergedTopology:
         """All sources as one topology."""

@@ -76,6 +76,16 @@ def test_chart_signals_start_with_the_main_finding_and_are_unique() -> None:
     ]
 
 
+def test_a_finding_of_a_leaf_is_charted_by_a_port_of_the_incident_or_not_at_all() -> None:
+    found = finding("leaf:l2", detector="link", signals=("nic.state", "nic.tx_bytes"))
+    ports = ["leaf:l2", "port:n1.mlx5_0", "port:n2.mlx5_0"]
+    assert evidence.chart_signals(detail(found, cause="leaf:l2", entity="leaf:l2", members=ports)) == [
+        ("port:n1.mlx5_0", "nic.state"),
+        ("port:n1.mlx5_0", "nic.tx_bytes"),
+    ]
+    assert evidence.chart_signals(detail(found, cause="leaf:l2", entity="leaf:l2", members=["leaf:l2"])) == []
+
+
 def test_the_chart_span_starts_before_the_onset_and_is_rounded() -> None:
     incident = detail().incident
     start, end = evidence.chart_span(incident, NOON + 600 * SECOND)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 
-from pipeline.commands.output import render_rows
+from pipeline.commands.output import cut_cells, render_rows
 
 ROWS = [{"name": "a", "value": 1.5, "more": None}, {"name": "with, comma", "value": float("nan"), "more": ["x", "y"]}]
 COLUMNS = ("name", "value", "more")
@@ -48,3 +48,10 @@ def test_no_rows_give_a_header_or_an_empty_list() -> None:
     assert render_rows([], ("n",), "csv") == "n\n"
     assert json.loads(render_rows([], ("n",), "json")) == []
     assert render_rows([], ("n",), "jsonl") == ""
+
+
+def test_one_long_name_leaves_room_for_the_columns_after_it() -> None:
+    rows = [{"who": "alexandra.konstantinopoulou@infra.example.com", "n": 7}, {"who": "ann\x1b[1m", "n": 8}, {"n": 9}]
+    assert render_rows(cut_cells(rows, ("who",), 16), ("who", "n"), "table") == (
+        "who               n\nalexandra.konst…  7\nann [1m           8\n                  9\n"
+    )

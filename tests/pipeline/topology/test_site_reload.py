@@ -125,6 +125,7 @@ BAD = {
     "swapped": CONF,
     "circle": "entity,parent\nrack:r1,rack:r1\n",
     "binary": "\x00\x01",
+    "no device": "entity,parent\n",
 }
 
 
@@ -146,6 +147,18 @@ def test_a_bad_file_changes_nothing_is_logged_counted_and_kept_through_a_restart
     site.pass_time(60)
     assert ("rack:r5", "csv") in site.parents("node:n1")
     assert site.reload.count()['fleetpulse_topology_source_refused{source="csv"}'] == 0
+
+
+def test_a_source_that_lost_most_of_its_entities_is_used_with_a_warning(
+    site: RunningSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.write("csv", "entity,parent\n" + "".join(f"node:n{i},rack:r1\n" for i in range(10)))
+    site.start()
+    site.write("csv", "entity,parent\nnode:n1,rack:r1\nnode:n2,rack:r1\n")
+    site.pass_time(60)
+    assert ("rack:r1", "csv") in site.parents("node:n1")
+    assert site.parents("node:n9") == []
+    assert "topology source csv: 2 of 10 entities are left; if they still exist, export it again" in caplog.messages
 
 
 @pytest.mark.slow

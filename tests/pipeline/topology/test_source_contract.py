@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from pipeline.model.errors import UsageError
 from pipeline.model.names import find_entity_fault
 from pipeline.model.topology import ParentGraph
-from pipeline.topology.site import READERS
+from pipeline.topology.site import READERS, SourceSetting, read_source
 from pipeline.topology.source import SourceTopology
 from tests.pipeline.topology.conftest import EXAMPLES, Example, read
 
@@ -108,6 +109,24 @@ def test_a_hundred_thousand_brackets_or_quotes_end_soon(example: Example) -> Non
         with pytest.raises(UsageError):
             read(example.format, text)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        ("toml", "version = 1\n"),
+        ("csv", "entity,parent\n"),
+        ("netbox", '{"count": 0, "next": null, "results": []}'),
+        ("kubernetes", '{"kind": "List", "items": []}'),
+        ("slurm", "# nothing\n"),
+    ],
+)
+def test_an_export_without_any_device_is_refused_as_of_a_token_without_rights(
+    format_: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "export").write_text(text)
+    with pytest.raises(UsageError, match="names no device; expected at least one"):
+        read_source(SourceSetting("site", format_, tmp_path / "export"))
 
 
 def test_a_list_of_the_kubernetes_api_that_is_not_of_nodes_is_refused() -> None:
