@@ -26,6 +26,8 @@ SECRET_KEYS = (
     *("secret_file", "client_secret_file", "cookie_secret_file"),
 )
 """Configuration keys, in any section, of files with a secret."""
+IN_A_POD = "KUBERNETES_SERVICE_HOST"
+"""Variable that the kubelet sets in every container."""
 _OTHERS, _WRITABLE = 0o077, 0o022
 _STATUS = frozenset({"status.json", "status.json.new"})
 """Health status of the agent, which it makes readable for `fleetpulse check` of any user."""
@@ -185,9 +187,18 @@ def list_warnings(config: Config) -> list[str]:
 
 
 def _mode(path: Path, links: bool = False) -> int | None:
-    """Returns the mode of a path, None if it is missing or a link that is not followed."""
+    """Returns the mode of a path; None if it is missing, a link that is not followed, or a kubelet's."""
     try:
-        found = os.stat(path, follow_symlinks=links).st_mode
-        return None if stat.S_ISLNK(found) else stat.S_IMODE(found)
+        found = os.stat(path, follow_symlinks=links)
     except OSError:
         return None
+    return None if stat.S_ISLNK(found.st_mode) or _is_kubelets(found) else stat.S_IMODE(found.st_mode)
+
+
+def _is_kubelets(found: os.stat_result) -> bool:
+    """Returns whether a kubelet made a path for the group of this pod (fsGroup): a volume or a file of a Secret.
+
+    The pod cannot change its mode (2775, 0440) and has no other user; on the node, folders of root hide it.
+    """
+    own = {os.getegid(), *os.getgroups()}
+    return os.environ.get(IN_A_POD, "") != "" and found.st_uid == 0 != os.geteuid() and found.st_gid in own

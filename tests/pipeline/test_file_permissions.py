@@ -134,6 +134,35 @@ def test_a_secret_readable_by_others_is_a_warning_of_doctor_and_at_start(tmp_pat
     assert f"warning: api.token_file = '{key}'" in said.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another group, as a kubelet does")
+def test_what_a_kubelet_made_for_the_group_of_the_pod_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fsGroup a volume is 2775 and a Secret's file 0440, both root's: `doctor` failed in each pod for good."""
+    token, store = tmp_path / "token", tmp_path / "store.duckdb"
+    for path, mode, owner in ((token, 0o440, 0), (store, 0o600, 8600), (tmp_path, 0o2775, 0)):
+        path.touch()
+        os.chown(path, owner, 8600)
+        path.chmod(mode)
+    config = config_of(tmp_path, api=Api(token_file=token))
+    monkeypatch.setattr(os, "geteuid", lambda: 8600)
+    monkeypatch.setattr(os, "getegid", lambda: 8600)
+
+    def states() -> tuple[str, str, int]:
+        found = len(private_files.list_warnings(config))
+        return doctor.permissions(config).state, doctor.secrets(config).state, found
+
+    monkeypatch.delenv(private_files.IN_A_POD, raising=False)
+    assert states() == ("fail", "warn", 2)
+    monkeypatch.setenv(private_files.IN_A_POD, "10.96.0.1")
+    assert states() == ("ok", "ok", 0)
+    store.chmod(0o640)  # the pod's own
+    assert states() == ("fail", "ok", 1)
+    store.chmod(0o600)
+    os.chown(token, 0, 0)
+    assert states() == ("ok", "warn", 1)
+
+
 def test_secrets_of_collectors_are_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("x")
