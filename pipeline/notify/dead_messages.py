@@ -113,6 +113,11 @@ class _Plan:
     newest: Sequence[tuple[Kind, dict[str, Any]]] = ()
     place: int | None = None
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the new messages only say again what fires: they may wait, an end in them may not."""
+        return bool(self.newest) and [a["status"] for a in self.newest[0][1]["alerts"]] == ["firing"]
+
 
 @dataclass(slots=True)
 class _Changes:
@@ -132,10 +137,11 @@ class _Changes:
         self.sent += sent
         self.held += sent if holds else []
         self.replaced += [(row.id, thread) for row in rows if row.is_dead and row.id not in sent]
+        if_new: Literal["held", "pending"] = "held" if holds and plan.repeats else "pending"
         for at, (kind, body) in enumerate(plan.newest):
             text = json.dumps(body, separators=(",", ":"))
             # as of a group: an end is written also where the newest message is an end
-            payload = Payload(thread[1], thread[0], kind, text, time, of_group=True)
+            payload = Payload(thread[1], thread[0], kind, text, time, if_new, of_group=True)
             self.new.append((payload, thread, None if at else plan.place))
 
 

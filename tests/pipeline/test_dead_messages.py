@@ -254,6 +254,28 @@ def test_a_dead_page_that_ends_while_a_rule_inhibits_it_is_never_sent(hooked: Ma
     assert (site.count("dead"), site.count("held")) == (0, 0)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_is_sent_in_place_of_a_dead_page_waits_while_a_rule_inhibits_its_incident(
+    hooked: Make, ends: bool
+) -> None:
+    site = hooked(rules=C_OVER_ALL)
+    site.turn(A)
+    site.lose()
+    site.write_change("worsened", A)
+    site.deliver()
+    site.turn(C)
+    site.deliver()
+    site.replay()
+    if ends:
+        site.turn(A)
+        site.deliver()
+    assert site.receiver.alerts.count(("firing", A)) == 1
+    site.turn(C)
+    site.deliver()
+    assert site.receiver.alerts.count(("firing", A)) == 2 - ends
+    assert (site.shown(), site.count("dead"), site.count("held")) == (site.true(), 0, 0)
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_dead_end_is_sent_while_a_newer_page_of_its_incident_waits(hooked: Make, restarts: bool) -> None:
     site = hooked(rules=C_OVER_ALL)
