@@ -63,7 +63,7 @@ class Moment:
 
 def install_old(server: BareMachine, node: BareMachine, old: Path, kafka: str) -> None:
     """Installs an earlier version, which may know neither `setup` nor drop-ins: its files are written by hand."""
-    text = '[site]\nname = "east"\n[pipeline]\ntransport = "kafka"\n[collector.pci]\ngpus_expected = 8\n'
+    text = '[site]\nname = "east"\n[pipeline]\ntransport = "kafka"\n'
     text += f'[kafka]\nbootstrap_servers = "{kafka}"\n'
     secured = "".join(f'[{part}]\ntoken_file = "/etc/fleetpulse/tokens"\n' for part in ("api", "dashboard"))
     secured += f'[store]\npath = "{STORE}"\n'

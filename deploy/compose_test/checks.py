@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chart import check_chart
 from outage import check_broker_outage
 from restarts import check_restarts
 from screenshot import take_screenshots
@@ -77,6 +78,7 @@ def run_checks(stack: Stack, report: Report, results: Path) -> None:
     save_logs(stack, results / "outage")  # before containers are recreated
     check_restarts(stack, report)
     check_tools(stack, report)
+    check_chart(stack, report)
 
 
 def build_image(stack: Stack) -> str:
