@@ -33,6 +33,7 @@ class Silence:
     updated_by: str
     expired: int | None
     source: str
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def parse_silence(table: Mapping[str, Any]) -> Silence:
         updated_by=str(table.get("updated_by") or ""),
         expired=None if table.get("expired") is None else from_iso(table["expired"]),
         source=str(table.get("source") or ""),
+        warning=str(table.get("warning") or ""),
     )
 
 

@@ -23,6 +23,8 @@ _RESULT = "fleetpulse.silences.result"
 MAX_EXPIRED = 50
 """Ended silences shown, the newest. Chosen."""
 KINDS = {"silence": "Silence", "maintenance": "Maintenance", "mute": "Mute"}
+MOST_EDITED = 20_000
+"""Characters of matchers that a form has. Chosen: 200 entities of 100 characters, as many as can be entered."""
 EXTENSIONS = {"1 h": 3600.0, "8 h": 8 * 3600.0, "24 h": 86_400.0}
 """Steps of an extension (s). Chosen."""
 
@@ -134,7 +136,9 @@ def _send(
     """Sends a change of a silence and keeps the result."""
     try:
         made = snapshot.send(parse_silence, path, body, version, method)
-        outcome = Outcome("quiet", f"{done}: {made.text}, until {clock(made.until, snapshot.now())}.", True)
+        warning = f" {made.warning}." if made.warning else ""
+        text = f"{done}: {made.text}, until {clock(made.until, snapshot.now())}.{warning}"
+        outcome = Outcome("degraded" if warning else "quiet", text, True)
     except ApiError as error:
         why = "Another person changed it; it is shown as it is now. " if error.status == CONFLICT else ""
         outcome = Outcome(
@@ -201,10 +205,18 @@ def _buttons(silence: Silence) -> None:
             st.button("End it", key=f"end-now-{silence.id}", type="primary", on_click=_expire, args=(silence,))
 
 
+def is_long(silence: Silence) -> bool:
+    """Returns whether the matchers are too long for a form, such as those of a window of all nodes."""
+    return sum(map(len, silence.matchers)) > MOST_EDITED
+
+
 def _edit_form(silence: Silence) -> None:
     key = f"edit-{silence.id}-{silence.version}"
-    text = st.text_area("Matchers, one a line", "\n".join(silence.matchers), key=f"{key}-matchers", height=90)
-    silencing.draw_preview(silencing.split_matchers(text))
+    if is_long(silence):
+        st.html(markup.notice(f"Matchers: {silence.text}. They are too long to be edited here."))
+    else:
+        text = st.text_area("Matchers, one a line", "\n".join(silence.matchers), key=f"{key}-matchers", height=90)
+        silencing.draw_preview(silencing.split_matchers(text))
     st.text_input("Start (UTC)", iso(silence.starts)[:19] + "Z", key=f"{key}-starts")
     st.text_input("End (UTC)", iso(silence.ends)[:19] + "Z", key=f"{key}-ends")
     st.text_input("Reason", silence.reason, key=f"{key}-reason")
@@ -214,7 +226,7 @@ def _edit_form(silence: Silence) -> None:
 def _edit(silence: Silence, key: str) -> None:
     state = st.session_state
     body = {
-        "matchers": silencing.split_matchers(str(state[f"{key}-matchers"])),
+        "matchers": None if is_long(silence) else silencing.split_matchers(str(state[f"{key}-matchers"])),
         "starts": str(state[f"{key}-starts"]).strip(),
         "ends": str(state[f"{key}-ends"]).strip(),
         "reason": str(state[f"{key}-reason"]).strip(),

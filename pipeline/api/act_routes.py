@@ -19,7 +19,7 @@ from pipeline.acts.board import Board
 from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.remote import encode_facts
 from pipeline.api.guard import USER
-from pipeline.api.models import COMMENT_CHARACTERS, Strict
+from pipeline.api.models import COMMENT_CHARACTERS, Strict, Text
 from pipeline.api.service import get_context, json_response
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Caller
@@ -34,7 +34,7 @@ class NewAct(Strict):
 
     verb: Verb
     targets: list[Word] = Field(min_length=1, max_length=64)
-    reason: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+    reason: Text = Field(min_length=1, max_length=COMMENT_CHARACTERS)
     incident: Word = ""
     params: dict[Word, Word] = Field(default_factory=dict, max_length=8)
     when: When = "now"
@@ -45,7 +45,7 @@ class PlanApproval(Strict):
     """An approval. plan: `plan.hash` of the act as it was shown. typed: the node's name, for verbs without an undo."""
 
     plan: Word
-    comment: str = Field("", max_length=COMMENT_CHARACTERS)
+    comment: Text = Field("", max_length=COMMENT_CHARACTERS)
     break_glass: bool = False
     typed: Word = ""
 
@@ -53,7 +53,7 @@ class PlanApproval(Strict):
 class Because(Strict):
     """A body with a reason."""
 
-    comment: str = Field("", max_length=COMMENT_CHARACTERS)
+    comment: Text = Field("", max_length=COMMENT_CHARACTERS)
 
 
 class Name(Strict):
@@ -88,7 +88,7 @@ class Report(Name):
 
     state: Literal["executed", "verifying", "verified", "failed", "rolled_back", "refused"]
     result: dict[str, Any]
-    comment: str = Field("", max_length=COMMENT_CHARACTERS)
+    comment: Text = Field("", max_length=COMMENT_CHARACTERS)
 
 
 class Undone(Name):

@@ -133,8 +133,16 @@ class Backend(Protocol):
         """Adds, edits or expires a silence or maintenance window. said: the body, with times in us."""
         ...
 
+    def warn_unknown_scopes(self, scopes: Sequence[str]) -> str:
+        """Returns a warning about unknown entities; empty if all are known."""
+        ...
+
     def preview_silence(self, matchers: Sequence[str | Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Returns the open incidents that matchers match now."""
+        ...
+
+    def read_reservations(self) -> Mapping[str, Any]:
+        """Returns the state of Slurm's maintenance reservations, in the form of `people_routes.Reservations`."""
         ...
 
     def record_refusal(self, user: Caller, action: str, reason: str) -> None:
@@ -149,7 +157,7 @@ class Backend(Protocol):
         """Adds a mute."""
         ...
 
-    def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
+    def end_mute(self, mute: str, user: str, version: int | None = None) -> Mapping[str, Any]:
         """Ends a mute now."""
         ...
 
@@ -177,7 +185,9 @@ class Backend(Protocol):
         """Returns a version of the calibration, or the one in force, as a document for replay."""
         ...
 
-    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
+    def change_calibration(
+        self, action: Calibrated, version: int | None, user: str, expected: int | None = None
+    ) -> Sequence[Mapping[str, Any]]:
         """Pins, unpins or rolls back the calibration; returns the versions."""
         ...
 

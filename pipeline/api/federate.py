@@ -58,6 +58,7 @@ class Matcher:
             found = pa.compute.equal(texts, self.value)
         else:
             try:
+                pa.compute.match_substring_regex(pa.scalar(""), self.value)  # `a)|(?:b` is one only in parentheses
                 found = pa.compute.match_substring_regex(texts, f"^(?s:{self.value})$")
             except pa.ArrowInvalid as error:
                 raise UsageError(f"match[]: {self.value!r}: not an expression of RE2: {error}") from error

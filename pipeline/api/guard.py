@@ -31,6 +31,7 @@ from pipeline.http.roles import (
     USER_HEADER,
     decode_name,
     find_role,
+    has_version,
 )
 from pipeline.model.records import Caller
 from pipeline.model.roles import ROLES
@@ -100,7 +101,7 @@ class Guard:
         if is_signed or scope["path"] in OPEN_PATHS:
             scope[USER] = Caller("unknown", "viewer", _origin(scope))
             return None
-        return self._identify(scope, headers)
+        return self._identify(scope, headers) or _refuse_version(scope, headers)
 
     def _identify(self, scope: Scope, headers: Headers) -> ProblemResponse | None:
         """Sets the caller in the scope; returns the answer that rejects the request, None if it has the right."""
@@ -108,7 +109,8 @@ class Guard:
         caller = self.tokens.find_user(headers.get("authorization", "")) if self.tokens else Caller("local")
         if caller is None:
             why = "expected Authorization: Bearer with a token of [api] token_file or `fleetpulse token create`"
-            scope[REFUSED] = Caller("unknown", "viewer", origin), "no token, or an unknown, expired or revoked one"
+            owner, what = self.tokens.explain(headers.get("authorization", ""))
+            scope[REFUSED] = Caller(owner, "viewer", origin), what
             return make_problem(401, why, {"WWW-Authenticate": "Bearer"}, NO_RIGHT)
         scope[USER] = Caller(caller, caller.role, origin, caller.on_behalf_of, is_executor=caller.is_executor)
         try:
@@ -138,9 +140,9 @@ class Guard:
     async def _audit(self, scope: Scope, caller: Caller, why: str) -> None:
         """Records an attempt without the right; beyond AUDITED a minute only in the log, so that a flood fills no disk.
 
-        Reads without a token are not recorded: browsers and probes make them all the time.
+        Reads without a valid token are not recorded: browsers and probes make them all the time.
         """
-        if scope["method"] in ("GET", "HEAD") and caller == "unknown":
+        if scope["method"] in ("GET", "HEAD") and (caller == "unknown" or USER not in scope):
             return
         now = time.monotonic()
         if len(self._audited) == AUDITED and now - self._audited[0] < 60:
@@ -151,6 +153,14 @@ class Guard:
             await run_in_threadpool(self._refused, caller, f"{scope['method']} {scope['path']}", why)
         except Exception:  # the answer must not depend on it  # noqa: BLE001
             _LOG.exception("an attempt without the right was not written to the audit")
+
+
+def _refuse_version(scope: Scope, headers: Headers) -> ProblemResponse | None:
+    """Returns the answer to a write with `If-Match` of what has no version; None without it."""
+    given = headers.get("if-match", "*").strip()
+    if given == "*" or scope["method"] in ("GET", "HEAD") or has_version(scope["path"]):
+        return None
+    return make_problem(412, f"If-Match: {given[:64]}: {scope['path']} has no version; send it without If-Match")
 
 
 def find_person(caller: Caller, headers: Headers) -> Caller:

@@ -19,7 +19,8 @@ from pipeline.api import models
 from pipeline.api.service import ApiContext, get_context, json_response
 from pipeline.incidents import ledger
 from pipeline.incidents.impact_rows import read_affected, read_short_impacts
-from pipeline.incidents.silences import Labels, Matcher, collect_labels, parse_matcher
+from pipeline.incidents.matchers import Labels, Matcher, parse_matcher
+from pipeline.incidents.silences import collect_labels
 from pipeline.model.entity_names import add_to_title
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Incident, State, iso

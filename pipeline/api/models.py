@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pipeline.api.impact_models import Impact, ImpactShort
 from pipeline.api.strict_model import Strict as Strict
 from pipeline.api.strict_model import Time as Time
+from pipeline.model.plain_text import strip_codes
 
 COMMENT_CHARACTERS = 4000
 """Longest comment (chosen: two pages; a log belongs elsewhere)."""
+Text = Annotated[str, BeforeValidator(lambda given: strip_codes(given) if isinstance(given, str) else given)]
+"""What a person wrote: lines, without control characters and marks that change the direction of text."""
 
 
 class Note(Strict):
     """The body of acknowledge and comment."""
 
-    comment: str = Field("", max_length=COMMENT_CHARACTERS)
+    comment: Text = Field("", max_length=COMMENT_CHARACTERS)
 
 
 class Verdict(Note):
@@ -32,7 +35,7 @@ class NewMute(Strict):
     detector: str = Field(max_length=64)
     scope: str = Field(max_length=512)
     seconds: float = Field(gt=0, allow_inf_nan=False)
-    reason: str = Field(max_length=COMMENT_CHARACTERS)
+    reason: Text = Field(max_length=COMMENT_CHARACTERS)
 
 
 class Mute(Strict):
@@ -47,6 +50,7 @@ class Mute(Strict):
     reason: str
     user: str
     ended_by: str | None
+    version: int
     warning: str = ""
 
 
@@ -153,7 +157,7 @@ class CalibrationChange(Strict):
 class NodeReason(Strict):
     """Why a node is taken out of service."""
 
-    reason: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+    reason: Text = Field(min_length=1, max_length=COMMENT_CHARACTERS)
 
 
 class Decommissioned(Strict):

@@ -6,34 +6,42 @@ change it is refused with 412. Every write is a row of the audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import duckdb
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from pipeline.api import audit_marks
 from pipeline.api.guard import USER
-from pipeline.api.models import COMMENT_CHARACTERS, Incident, Incidents, Note, Strict, Time
+from pipeline.api.models import COMMENT_CHARACTERS, Incident, Incidents, Note, Strict, Text, Time
 from pipeline.api.result_formats import encode_json
 from pipeline.api.service import get_context, json_response
 from pipeline.api.titles import add_affected
+from pipeline.http.roles import is_name
 from pipeline.incidents import audit
 from pipeline.incidents.cases import NoSuchIncident
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import load_silences
 from pipeline.model.errors import UsageError
-from pipeline.model.records import SECOND, Caller, from_iso
+from pipeline.model.records import LAST_TIME, SECOND, Caller, from_iso
 from pipeline.model.roles import Role
 from pipeline.runtime.reload import ACTION
 
 SHIFT = 8 * 3600 * SECOND
 """Time of a handover without `since`. Chosen: a shift."""
 Name = Annotated[str, Field(max_length=200)]
+
+
+def check_assignee(name: str) -> str:
+    """Returns the name of a person, or empty. Raises ValueError."""
+    if name and not is_name(name, 200):
+        raise ValueError("expected 1 to 200 visible characters without spaces at the ends; empty: no one")
+    return name
 
 
 class WhoAmI(BaseModel):
@@ -53,13 +61,13 @@ class Acknowledgement(Note):
 class Assignment(Note):
     """The body of assign. to: a person; empty: no one."""
 
-    to: Name
+    to: Annotated[str, AfterValidator(check_assignee)]
 
 
 class Because(Strict):
     """A body with a required reason."""
 
-    comment: str = Field(min_length=1, max_length=COMMENT_CHARACTERS)
+    comment: Text = Field(min_length=1, max_length=COMMENT_CHARACTERS)
 
 
 class Merge(Because):
@@ -109,7 +117,7 @@ class Preview(Strict):
 class NewSilence(Preview):
     """A silence to add: `ends`, or `seconds` from its start; `starts`: now by default."""
 
-    reason: str = Field(max_length=COMMENT_CHARACTERS)
+    reason: Text = Field(max_length=COMMENT_CHARACTERS)
     starts: str | None = None
     ends: str | None = None
     seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -119,7 +127,7 @@ class NewMaintenance(Strict):
     """A maintenance window to add. scopes: entities, each with all below it."""
 
     scopes: list[Name] = Field(min_length=1, max_length=200)
-    reason: str = Field(max_length=COMMENT_CHARACTERS)
+    reason: Text = Field(max_length=COMMENT_CHARACTERS)
     starts: str | None = None
     ends: str | None = None
     seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -131,11 +139,12 @@ class SilenceChange(Strict):
     matchers: Matchers | None = None
     starts: str | None = None
     ends: str | None = None
-    reason: str | None = Field(None, max_length=COMMENT_CHARACTERS)
+    reason: Text | None = Field(None, max_length=COMMENT_CHARACTERS)
 
 
 class Silence(Strict):
-    """A silence, maintenance window or mute. text: its matchers. until: its end, with the grace of maintenance."""
+    """A silence, maintenance window or mute. text: its matchers, shortened. until: its end, with the grace of
+    maintenance. warning: set on creation of a window if an entity is not known."""
 
     id: str
     kind: Literal["silence", "mute", "maintenance"]
@@ -154,12 +163,29 @@ class Silence(Strict):
     expired: Time | None
     expired_by: str | None
     source: str
+    warning: str = ""
 
 
 class Silences(Strict):
     """Silences, newest first."""
 
     silences: list[Silence]
+
+
+class FailedReservation(Strict):
+    """A reservation that is not applied as it is now; empty: all of them."""
+
+    reservation: str
+    reason: str
+
+
+class Reservations(Strict):
+    """Slurm's maintenance reservations. seconds: between readings; 0: never. applied: how many are windows."""
+
+    seconds: float
+    read: Time | None
+    applied: int
+    failures: list[FailedReservation]
 
 
 class Handover(Strict):
@@ -217,11 +243,16 @@ def read_version(request: Request) -> int | None:
     return int(text)
 
 
-def answer_versioned(found: Mapping[str, Any]) -> Response:
-    """Returns an answer with the version of what it shows as ETag."""
+def answer_versioned(found: Mapping[str, Any], version: int | None = None) -> Response:
+    """Returns an answer with the version of what it shows as ETag. version: where the answer names none."""
     response = json_response(found)
-    response.headers["ETag"] = f'"{found["version"]}"'
+    response.headers["ETag"] = f'"{found["version"] if version is None else version}"'
     return response
+
+
+def find_newest(versions: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the number of the newest version of a list, newest first; 0 of none."""
+    return int(versions[0]["version"]) if versions else 0
 
 
 def act_on_incident(request: Request, verb: str, incident: str, said: Mapping[str, Any]) -> Response:
@@ -273,7 +304,8 @@ def _change(request: Request, verb: str, kind: str, id_: str, said: Mapping[str,
     user = cast(Caller, request.scope[USER])
     backend, version = get_context(request).backend, read_version(request)
     try:
-        return answer_versioned(backend.change_silence(verb, kind, id_, user, version, _parse_times(said, request)))
+        made = backend.change_silence(verb, kind, id_, user, version, _parse_times(said, request))
+        return answer_versioned({**made, "warning": backend.warn_unknown_scopes(said.get("scopes") or ())})
     except KeyError as error:
         raise HTTPException(404, f"{kind} {id_!r} is not known") from error
 
@@ -290,7 +322,10 @@ def _parse_times(said: Mapping[str, Any], request: Request) -> dict[str, Any]:
     if out.get("seconds") is not None:
         if out.get("ends") is not None:
             raise UsageError("ends and seconds: expected one of them")
-        out["ends"] = (out.get("starts") or get_context(request).now()) + int(out["seconds"] * SECOND)
+        starts = get_context(request).now() if out.get("starts") is None else out["starts"]
+        if out["seconds"] > (LAST_TIME - starts) / SECOND:
+            raise UsageError(f"seconds = {out['seconds']:g}: the end would be after the year 9999; at most 30 days")
+        out["ends"] = starts + int(out["seconds"] * SECOND)
     return out
 
 
@@ -344,6 +379,12 @@ def expire_silence(request: Request, silence: str) -> Response:
 def maintenance(request: Request, active: Active = False) -> Response:
     """All maintenance windows, also ended ones; newest first."""
     return _listing(request, lambda kind: kind == "maintenance", active)
+
+
+@people_router.get("/maintenance/reservations", response_model=Reservations)
+def reservations(request: Request) -> Response:
+    """Whether Slurm's maintenance reservations are maintenance windows, and why which are not."""
+    return json_response(get_context(request).backend.read_reservations())
 
 
 @people_router.post("/maintenance", response_model=Silence)

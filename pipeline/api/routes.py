@@ -48,7 +48,13 @@ from pipeline.api.heatmap import (
 )
 from pipeline.api.history import Peers, Span, find_signal, read_series, read_timeline
 from pipeline.api.incident_list import labels_of
-from pipeline.api.people_routes import Acknowledgement, act_on_incident, answer_versioned
+from pipeline.api.people_routes import (
+    Acknowledgement,
+    act_on_incident,
+    answer_versioned,
+    find_newest,
+    read_version,
+)
 from pipeline.api.query import QueryAnswer
 from pipeline.api.result_formats import ARROW, TRUNCATED_HEADER, table_rows
 from pipeline.api.service import ApiContext, get_context, json_response
@@ -323,7 +329,8 @@ Version = Annotated[int | None, Query(ge=1, description="number of a version")]
 @mute_router.get("/calibration", response_model=models.Calibration)
 def calibration(request: Request, version: Version = None) -> Response:
     """Thresholds learnt from the site, what passed them in a week, beside an earlier version; and all versions."""
-    return json_response(_of_version(lambda: get_context(request).backend.read_calibration(version), version))
+    found = _of_version(lambda: get_context(request).backend.read_calibration(version), version)
+    return answer_versioned(found, find_newest(found["versions"]))
 
 
 @mute_router.get("/calibration/export")
@@ -337,9 +344,9 @@ def change_calibration(request: Request, wanted: models.CalibrationChange) -> Re
     """Pins a version, or the one in force; unpins; or rolls back to a version."""
     if wanted.action == "rollback" and wanted.version is None:
         raise HTTPException(400, "version: missing; expected the version to return to")
-    arguments = (wanted.action, wanted.version, cast(str, request.scope[USER]))
+    arguments = (wanted.action, wanted.version, cast(str, request.scope[USER]), read_version(request))
     made = _of_version(lambda: get_context(request).backend.change_calibration(*arguments), wanted.version)
-    return json_response({"versions": made})
+    return answer_versioned({"versions": made}, find_newest(made))
 
 
 def _of_version(read: Callable[[], Any], version: int | None) -> Any:
@@ -361,14 +368,15 @@ def mute(request: Request, wanted: models.NewMute) -> Response:
     """Mutes one detector (* for all) on one scope (an entity and all below it, * for all entities) for some time."""
     user = cast(str, request.scope[USER])
     arguments = (wanted.detector, wanted.scope, wanted.seconds, wanted.reason, user)
-    return json_response(get_context(request).backend.add_mute(*arguments))
+    return answer_versioned(get_context(request).backend.add_mute(*arguments))
 
 
 @mute_router.post("/mutes/{mute}/end", response_model=models.Mute)
 def end(request: Request, mute: str) -> Response:
     """Ends a mute now."""
     try:
-        return json_response(get_context(request).backend.end_mute(mute, cast(str, request.scope[USER])))
+        arguments = (mute, cast(str, request.scope[USER]), read_version(request))
+        return answer_versioned(get_context(request).backend.end_mute(*arguments))
     except KeyError as error:
         raise HTTPException(404, f"mute {mute!r} is not known or has ended") from error
 

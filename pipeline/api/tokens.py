@@ -180,6 +180,14 @@ class Tokens:
                 found = Caller(known.owner, known.role, "", known.on_behalf_of, is_executor=executor)
         return found if scheme.lower() == "bearer" else None
 
+    def explain(self, authorization: str) -> tuple[str, str]:
+        """Returns who tried with what, for the audit of an attempt that `find_user` does not accept."""
+        given, now = _digest(authorization.partition(" ")[2].strip()), self._now()
+        for known in self._known:
+            if hmac.compare_digest(bytes.fromhex(known.hash), given) and not known.is_valid(now):
+                return known.owner, f"{'expired' if known.revoked is None else 'revoked'} token {known.id}"
+        return "unknown", "no token, or an unknown one"
+
 
 def _utc_now() -> int:
     return time.time_ns() // 1000

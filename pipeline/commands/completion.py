@@ -61,9 +61,14 @@ def _bash() -> str:
     choices = "\n".join(f'    "{key}") words="{" ".join(words)}" ;;' for key, words in list_choices().items())
     return f"""# fleetpulse completion for bash: source <(fleetpulse completion bash)
 _fleetpulse() {{
-  local words="" key="" current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
+  local words="" key="" start="" current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
+  case "$current" in  # --option=value: bash splits it at the sign, zsh does not
+    =) current="" ;;
+    --*=*) previous="${{current%%=*}}"; start="$previous="; current="${{current#*=}}" ;;
+    *) [ "$previous" = "=" ] && previous="${{COMP_WORDS[COMP_CWORD-2]}}" ;;
+  esac
   case "$previous" in
-    --config|--token-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+    --config|--token-file) COMPREPLY=($(compgen -P "$start" -f -- "$current")); return ;;
   esac
   case "${{COMP_WORDS[1]}} $previous" in
 {choices}
@@ -77,7 +82,7 @@ _fleetpulse() {{
 {cases}
     esac
   fi
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
+  COMPREPLY=($(compgen -P "$start" -W "$words" -- "$current"))
 }}
 complete -F _fleetpulse fleetpulse
 """

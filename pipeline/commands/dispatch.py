@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands.nothing import describe_nothing
-from pipeline.commands.output import cut_cells, make_printable, print_message, render_rows, wrap_cells
+from pipeline.commands.output import cut_cells, print_message, render_rows, wrap_cells
 from pipeline.config.sections import load_config
+from pipeline.model.plain_text import make_printable
 
 
 def _print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], given: argparse.Namespace) -> None:

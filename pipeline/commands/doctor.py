@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands import doctor_senders
+from pipeline.commands import doctor_senders, doctor_slurm
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
 from pipeline.config.addresses import hide_in_text
@@ -344,6 +344,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     receivers,
     doctor_senders.check_gateway,
     doctor_senders.check_rejected,
+    doctor_slurm.check_reservations,
 )
 
 

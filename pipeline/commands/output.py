@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from pipeline.model.plain_text import make_printable, strip_codes
 from pipeline.model.records import to_json
 
 Form = Literal["table", "json", "jsonl", "csv"]
@@ -78,7 +79,7 @@ def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_text(row[name]) for name in columns] for row in rows)
+    writer.writerows([strip_codes(_text(row[name])) for name in columns] for row in rows)
     return out.getvalue()
 
 
@@ -94,11 +95,6 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
         for line in [list(columns), *cells]
     ]
     return "\n".join(lines) + "\n"
-
-
-def make_printable(text: str) -> str:
-    """Returns text without line ends and codes that a terminal would obey: comments and names come from others."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def _text(value: Any) -> str:

@@ -18,7 +18,7 @@ from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
-from pipeline.commands.reservations import watch_reservations
+from pipeline.commands.reservations import ReservationWatch
 from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
 from pipeline.commands.start_checks import check_next_start, check_receivers
 from pipeline.config.origin import check_with_origin
@@ -31,10 +31,11 @@ from pipeline.engine.people import Calibrated, People
 from pipeline.incidents import calibrations, ledger
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.jobs import Pulse
-from pipeline.incidents.silences import parse_matchers
+from pipeline.incidents.matchers import parse_matchers
 from pipeline.ingest.admission import RULES
 from pipeline.ingest.topic_lag import TopicLag
 from pipeline.model.errors import Retryable, UsageError
+from pipeline.model.plain_text import make_printable, strip_codes
 from pipeline.model.records import SECOND, Caller, Event
 from pipeline.model.topology import Topology
 from pipeline.notify import held_rows
@@ -50,6 +51,10 @@ from pipeline.store.latest import CurrentValues
 from pipeline.store.retention import count_losses
 
 log = logging.getLogger("fleetpulse.pipeline")
+SHOWN = 3
+"""Unknown entities that a warning names. Chosen: a misspelt one is among them."""
+MOST_LOOKED_UP = 200
+"""Most entities of a maintenance window that are looked up: those of a request. Chosen."""
 MOST_REPLAYED = 5000
 """Messages among which those that are sent again are shown. Chosen: more than a receiver is refused in a day."""
 
@@ -60,6 +65,7 @@ class PipelineBackend:
 
     def __init__(self, service: PipelineService) -> None:
         self._service = service
+        self.reservations = ReservationWatch(service.config.incidents.slurm_seconds)
         self._losses: tuple[object, tuple[int, int]] = (None, (0, 0))  # gaps and dead letters, and since when
         self.acts = make_board(service, self._require_engine)
         self.propose_acts = PolicyProposer(self.acts, lambda: service.engine).run
@@ -120,9 +126,9 @@ class PipelineBackend:
         made = self.people.mute(detector, scope, seconds, reason, user)
         return {**made.as_json(), "warning": self.people.describe_unknown_scope(scope)}
 
-    def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
+    def end_mute(self, mute: str, user: str, version: int | None = None) -> Mapping[str, Any]:
         """Ends a mute now. Raises KeyError if it is not active."""
-        return self.people.unmute(mute, user).as_json()
+        return self.people.unmute(mute, user, version).as_json()
 
     # --- nodes --------------------------------------------------------------------------------------
 
@@ -172,9 +178,18 @@ class PipelineBackend:
         made = self.people.change_silence(verb, kind, id_, user, version, said)
         return made.as_json(self._service.clock())
 
+    def warn_unknown_scopes(self, scopes: Sequence[str]) -> str:
+        """See `Backend.warn_unknown_scopes`."""
+        found = list(filter(None, map(self.people.describe_unknown_scope, scopes[:MOST_LOOKED_UP])))
+        return "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+
     def preview_silence(self, matchers: Sequence[str | Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """See `Backend.preview_silence`."""
         return [i.as_json() for i in self.people.preview_silence(parse_matchers(matchers))]
+
+    def read_reservations(self) -> Mapping[str, Any]:
+        """See `Backend.read_reservations`."""
+        return self.reservations.as_json()
 
     def record_refusal(self, user: Caller, action: str, reason: str) -> None:
         """See `Backend.record_refusal`. While the service starts, the log has it."""
@@ -226,9 +241,11 @@ class PipelineBackend:
         with contextlib.closing(self.cursor()) as cursor:
             return calibrations.load_calibration(cursor, version)
 
-    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
+    def change_calibration(
+        self, action: Calibrated, version: int | None, user: str, expected: int | None = None
+    ) -> Sequence[Mapping[str, Any]]:
         """Pins, unpins or rolls back; returns the versions. Raises KeyError without that version."""
-        return self.people.change_calibration(action, version, user)
+        return self.people.change_calibration(action, version, user, expected)
 
     def list_budgets(self) -> Sequence[Mapping[str, Any]]:
         """Returns the page budget of each detector."""
@@ -272,7 +289,7 @@ class PipelineBackend:
         if event.incident.startswith(GROUP_PREFIX):
             with contextlib.closing(self.cursor()) as cursor:
                 incidents = held_rows.list_group_incidents(cursor, name, event.incident)
-        person = Caller(event.person, "operator", f"{origin} via receiver {name}")
+        person = Caller(make_printable(event.person).strip() or "unknown", "operator", f"{origin} via receiver {name}")
         done = [one for one in incidents if self._apply_pagerduty(event, person, one)]
         return f"{event.kind} by {event.person}: {', '.join(done) or 'nothing to change'}"
 
@@ -284,12 +301,12 @@ class PipelineBackend:
             except KeyError:
                 return False
         text = f"{event.kind} in PagerDuty"
-        if any(row["actor"] == event.person and event.id in row["comment"] for row in known["history"]):
+        if any(row["actor"] == person and event.id in row["comment"] for row in known["history"]):
             return False
         if event.kind == "acknowledged" and known["state"] == "open":
             self.acknowledge(incident, person, f"{text} ({event.id})")
         elif event.kind in ("acknowledged", "unacknowledged", "resolved", "reassigned", "escalated", "annotated"):
-            said = f": {event.comment}" if event.comment else ""
+            said = f": {strip_codes(event.comment)}" if event.comment else ""
             self.comment(incident, person, f"{text} ({event.id}){said}")
         else:
             return False
@@ -365,7 +382,7 @@ class PipelineBackend:
         out["fleetpulse_ingest_shed_seconds_total"] = ingest.shed_seconds
         out["fleetpulse_store_shedding"] = float(sum(map(bool, problems)))
         out["fleetpulse_store_entities_skipped"] = float(service.skipped)
-        out |= service.site.count()
+        out |= service.site.count() | self.reservations.count()
         out["fleetpulse_ready"] = float(not self.list_unready_reasons())
         out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0
         out["fleetpulse_heartbeat_age_seconds"] = service.progress.heartbeat.age_s
@@ -434,8 +451,8 @@ def run(
     notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
     notifier.start()
     if config.incidents.slurm_seconds:
-        watch = (lambda: backend.people, config.incidents.slurm_seconds, stop)
-        threading.Thread(target=watch_reservations, args=watch, name="slurm", daemon=True).start()
+        watch = (lambda: backend.people, stop)
+        threading.Thread(target=backend.reservations.run, args=watch, name="slurm", daemon=True).start()
     try:
         warm_up()
         service.run(stop)

@@ -22,10 +22,10 @@ from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
 from pipeline.incidents.cases import Change, ChangeKind, NoSuchIncident
+from pipeline.incidents.matchers import Matcher, parse_matchers
 from pipeline.incidents.silences import (
     MAX_SILENCES,
     Kind,
-    Matcher,
     Silence,
     check_silence,
     collect_labels,
@@ -33,7 +33,6 @@ from pipeline.incidents.silences import (
     from_mute,
     load_silences,
     make_scope_matchers,
-    parse_matchers,
     save_silence,
 )
 from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_scope
@@ -379,8 +378,8 @@ class People:
     def _save_silence(self, made: Silence, verb: str, user: str, before: Silence | None) -> Silence:
         """Stores a silence with its audit, and applies it to the open incidents."""
         engine, now = self.engine, self.engine.clock()
-        facts = None if before is None else before.as_json(now)
-        entry = AuditEntry(user, f"{verb} {made.kind}", made.id, made.reason, "done", facts, made.as_json(now))
+        facts = None if before is None else before.as_facts(now)
+        entry = AuditEntry(user, f"{verb} {made.kind}", made.id, made.reason, "done", facts, made.as_facts(now))
         with engine.database.transaction() as connection:
             save_silence(connection, made)
             write_audit(connection, [entry], now)
@@ -413,7 +412,7 @@ class People:
         """Returns a warning for a mute with an unknown scope; "" if it is known."""
         return warn_unknown_scope(scope, self.engine.topology, self.engine.devices.has_device)
 
-    def unmute(self, id_: str, user: str) -> Mute:
+    def unmute(self, id_: str, user: str, version: int | None = None) -> Mute:
         """Ends a mute now. Raises KeyError if there is no active mute of that id."""
         engine = self.engine
         with engine.lock:
@@ -421,6 +420,8 @@ class People:
             found = next((m for m in mutes if m.id == id_ and m.ended is None), None)
             if found is None:
                 raise KeyError(id_)
+            if version is not None:
+                self._check_version(f"mute {id_}", version, found.version)
             over = replace(found, ended=min(engine.clock(), found.until), ended_by=str(user))
             with engine.database.transaction() as connection:
                 save_silence(connection, from_mute(over))
@@ -444,13 +445,19 @@ class People:
             engine.review_budget()
         return engine.list_budgets()
 
-    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> list[dict[str, Any]]:
+    def change_calibration(
+        self, action: Calibrated, version: int | None, user: str, expected: int | None = None
+    ) -> list[dict[str, Any]]:
         """Pins a version, or the one in force now; unpins; or returns to a version. Returns the versions.
 
         The decision is an event, so that a restart and a replay apply it too. Raises KeyError without that version.
+        expected: the newest version that the caller has read.
         """
         engine = self.engine
         with engine.lock:
+            if expected is not None:
+                known = self._read(lambda cursor, _: calibrations.list_calibrations(cursor), None)
+                self._check_version("calibration", expected, known[0]["version"] if known else 0)
             time = max(engine.clock(), engine.framer.closed)
             with engine.database.transaction() as connection:
                 if action == "pin" and version is None:

@@ -29,7 +29,8 @@ ACTS_PATH = "/api/v1/acts"
 EXECUTOR_PATH = "/api/v1/executor/"
 """What only a token of an executor may call: what carries out acts is not what asks for them."""
 _NOTE_PATHS = re.compile(r"/api/v1/incidents/[^/]+/(acknowledge|assign|comment|feedback|reopen|resolve)")
-_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_VERSIONED_PATHS = re.compile(r"/api/v1/(incidents/[^/]+/[a-z]+|silences/[^/]+(/expire)?|mutes/[^/]+/end|calibration)")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of text: a name must look like what it is."""
 
 
@@ -43,6 +44,11 @@ def find_role(method: str, path: str) -> Role:
 def is_note(path: str) -> bool:
     """Returns whether a POST writes only a note on an incident: it changes neither alerts nor settings."""
     return _NOTE_PATHS.fullmatch(path) is not None
+
+
+def has_version(path: str) -> bool:
+    """Returns whether what a write changes has a version, so that `If-Match` means something."""
+    return _VERSIONED_PATHS.fullmatch(path) is not None
 
 
 def is_name(name: str, longest: int = MAX_NAME) -> bool:

@@ -10,6 +10,7 @@ import duckdb
 
 from pipeline.incidents.ledger import list_incidents
 from pipeline.incidents.silences import load_silences
+from pipeline.model.plain_text import make_printable
 from pipeline.model.records import SECOND, iso
 
 MOST_SIMILAR = 10
@@ -69,7 +70,7 @@ def read_handover(cursor: duckdb.DuckDBPyConnection, since: int, now: int) -> di
         "open": [i for i in unresolved if i["state"] != "silenced"],
         "muted": {
             "incidents": [i for i in unresolved if i["state"] == "silenced"],
-            "silences": [s.as_json(now) for s in silences],
+            "silences": [s.as_facts(now) for s in silences],
         },
         "pending": sorted(pending, key=lambda row: (row["time"], row["id"])),
         "changed": _list_changes(cursor, since),
@@ -110,6 +111,7 @@ def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
             [f"{_short(c['time'])}  {c['id']}  {c['state']:<12}  {c['summary']}" for c in found["changed"]],
         ),
     )
+    sections = [(title, [make_printable(row) for row in rows]) for title, rows in sections]
     lines = [f"Handover at {_short(found['now'])} UTC"]
     for title, rows in sections:
         lines += ["", f"{title}: {len(rows) or 'nothing'}", *(f"  {row}" for row in rows)]

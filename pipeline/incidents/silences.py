@@ -7,22 +7,18 @@ after its end, when what still holds is reported; a `mute` also keeps findings f
 
 from __future__ import annotations
 
-import functools
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import duckdb
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.config.sections import ANY
+from pipeline.incidents.matchers import Labels, Matcher, make_list, read_matcher
 from pipeline.judging.mutes import MAX_MUTE_US, Mute
 from pipeline.model.errors import UsageError
-from pipeline.model.matcher_text import quote_value, unquote_value
-from pipeline.model.records import SECOND, Incident, iso
+from pipeline.model.records import LAST_TIME, SECOND, Incident, iso
 from pipeline.model.topology import WORK, Topology, kind_of
 
 SEVERITY = {"page": "critical", "ticket": "warning", "watch": "info"}
@@ -41,83 +37,15 @@ MAINTENANCE_GRACE = 900 * SECOND
 """After the end of a maintenance window, findings that persist are judged: devices take minutes to settle. Chosen."""
 MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""
-MAX_MATCHERS, MAX_MATCHER_CHARACTERS = 20, 100_000
-"""Of one silence; a maintenance window of 5,000 nodes fits. Chosen."""
 SCOPE = "scope"
 """Label with every entity of which all members of the incident are a part, as kind:name; it has many values."""
 Kind = Literal["silence", "mute", "maintenance"]
-Labels = Mapping[str, tuple[str, ...]]
-_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*"|[^"]*?)\s*\Z', re.S)
 
 
 def alert_name(detector: str) -> str:
     """Returns the label `alertname` of a detector's alerts: its family's, else its name in CamelCase."""
     family = detector.split("_", 1)[0]
     return ALERT_NAMES.get(family) or "".join(word.capitalize() for word in detector.split("_"))
-
-
-@dataclass(frozen=True, slots=True)
-class Matcher:
-    """A condition on one label. A missing label is empty; a label with several values matches if one of them does."""
-
-    name: str
-    value: str
-    is_regex: bool = False
-    is_equal: bool = True
-
-    def matches(self, labels: Labels) -> bool:
-        """Returns whether the labels fulfil it."""
-        values = labels.get(self.name) or ("",)
-        found = any(_fits(self.value, v) for v in values) if self.is_regex else self.value in values
-        return found == self.is_equal
-
-    def __str__(self) -> str:
-        sign = ("=~" if self.is_regex else "=") if self.is_equal else ("!~" if self.is_regex else "!=")
-        return f"{self.name}{sign}{quote_value(self.value)}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the matcher in the form of Alertmanager's API."""
-        return {"name": self.name, "value": self.value, "isRegex": self.is_regex, "isEqual": self.is_equal}
-
-
-@functools.lru_cache(65_536)
-def _fits(pattern: str, value: str) -> bool:
-    """Returns whether a whole value matches an RE2 pattern, as in Alertmanager; its time is linear in the value."""
-    return bool(pc.match_substring_regex(pa.scalar(value), f"^(?s:{pattern})$").as_py())
-
-
-def parse_matcher(given: str | Mapping[str, Any]) -> Matcher:
-    """Returns the matcher of `rack=~"r1|r2"`, or of Alertmanager's JSON. Raises UsageError."""
-    if isinstance(given, str):
-        found = _MATCHER.match(given)
-        if found is None:
-            raise UsageError(f'matcher {given!r}: expected LABEL=VALUE, or != =~ !~, such as rack=~"r1|r2"')
-        name, sign, text = found.groups()
-        made = Matcher(name, unquote_value(text), "~" in sign, not sign.startswith("!"))
-    else:
-        made = Matcher(
-            str(given["name"]), str(given["value"]), bool(given.get("isRegex")), bool(given.get("isEqual", True))
-        )
-        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", made.name):
-            raise UsageError(f"matcher name = {made.name!r}: expected letters, digits and _")
-    if len(made.value) > MAX_MATCHER_CHARACTERS:
-        raise UsageError(f"matcher {made.name}: longer than {MAX_MATCHER_CHARACTERS} characters")
-    if made.is_regex:
-        try:
-            _fits(made.value, "")
-        except pa.ArrowInvalid as error:
-            raise UsageError(f"matcher {made}: {error}") from error
-    return made
-
-
-def parse_matchers(given: Sequence[str | Mapping[str, Any]]) -> tuple[Matcher, ...]:
-    """Returns matchers of which at least one does not match everything, as Alertmanager requires. Raises UsageError."""
-    made = tuple(map(parse_matcher, given))
-    if not made or len(made) > MAX_MATCHERS:
-        raise UsageError(f"matchers: found {len(made)}, expected 1 to {MAX_MATCHERS}")
-    if all(m.matches({}) for m in made):
-        raise UsageError("matchers: all of them match an empty label, which silences everything; name a label")
-    return made
 
 
 def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[str, tuple[str, ...]]:
@@ -174,8 +102,8 @@ class Silence:
 
     @property
     def end(self) -> int:
-        """When it no longer holds back alerts."""
-        end = self.ends if self.expired is None else max(self.starts, min(self.ends, self.expired))
+        """When it no longer holds back alerts; of one that was ended before its start, when that was."""
+        end = self.ends if self.expired is None else min(self.ends, self.expired)
         return end + MAINTENANCE_GRACE if self.kind == "maintenance" and end > self.starts else end
 
     def state(self, now: int) -> Literal["pending", "active", "expired"]:
@@ -193,7 +121,7 @@ class Silence:
             "kind": self.kind,
             "state": self.state(now),
             "matchers": [m.as_json() for m in self.matchers],
-            "text": " ".join(map(str, self.matchers)),
+            "text": " ".join(m.shorten() for m in self.matchers),
             "starts": iso(self.starts),
             "ends": iso(self.ends),
             "until": iso(self.end),
@@ -208,11 +136,17 @@ class Silence:
             "source": self.source,
         }
 
+    def as_facts(self, now: int) -> dict[str, Any]:
+        """Returns the silence for the audit: as `as_json`, with long values of matchers shortened."""
+        return {**self.as_json(now), "matchers": [m.as_facts() for m in self.matchers]}
+
 
 def check_silence(silence: Silence, now: int, longest: int = MAX_MUTE_US) -> Silence:
     """Returns the silence. Raises UsageError if it ends before it starts or now, is too long, or has no reason."""
     if not silence.reason.strip():
         raise UsageError("reason: is empty; expected the reason, for the next person on call")
+    if max(silence.starts, silence.ends) > LAST_TIME - MAINTENANCE_GRACE:
+        raise UsageError(f"starts and ends: expected times before {iso(LAST_TIME)[:4]}-12-31T23:45:00Z")
     if silence.ends <= max(now, silence.starts):
         raise UsageError(f"ends = {iso(silence.ends)}: expected a time after now and after starts")
     if silence.ends - max(silence.starts, now) > longest:
@@ -225,10 +159,8 @@ def make_scope_matchers(scopes: Sequence[str]) -> tuple[Matcher, ...]:
     """Returns the matcher of entities and all below them. Raises UsageError."""
     for scope in scopes:
         if ":" not in scope.strip(":"):
-            raise UsageError(f"scope = {scope!r}: expected an entity such as rack:r12")
-    if len(scopes) == 1:
-        return (Matcher(SCOPE, scopes[0]),)
-    return parse_matchers([{"name": SCOPE, "value": "|".join(map(re.escape, scopes)), "isRegex": True}])
+            raise UsageError(f"scope = {scope[:200]!r}: expected an entity such as rack:r12")
+    return (make_list(SCOPE, scopes),)
 
 
 def from_mute(mute: Mute) -> Silence:
@@ -236,7 +168,7 @@ def from_mute(mute: Mute) -> Silence:
     named = (("detector", mute.detector), (SCOPE, mute.scope))
     matchers = tuple(Matcher(name, value) for name, value in named if value != ANY)
     changed, by = (mute.since, mute.user) if mute.ended is None else (mute.ended, mute.ended_by or "")
-    about = (mute.since, mute.until, mute.user, mute.reason, mute.since, changed, by, 1)
+    about = (mute.since, mute.until, mute.user, mute.reason, mute.since, changed, by, mute.version)
     return Silence(mute.id, "mute", matchers, *about, mute.ended, mute.ended_by, "mutes")
 
 
@@ -259,7 +191,7 @@ def save_silence(connection: duckdb.DuckDBPyConnection, s: Silence) -> None:
            make_timestamptz($5::BIGINT), $6, $7, make_timestamptz($8::BIGINT), make_timestamptz($9::BIGINT), $10, $11,
            make_timestamptz($12::BIGINT), $13, $14)""",
         [
-            *(s.id, s.kind, json.dumps([m.as_json() for m in s.matchers]), s.starts, s.ends, s.author, s.reason),
+            *(s.id, s.kind, json.dumps([m.as_stored() for m in s.matchers]), s.starts, s.ends, s.author, s.reason),
             *(s.created, s.updated, s.updated_by, s.version, s.expired, s.expired_by, s.source),
         ],
     )
@@ -274,7 +206,7 @@ def load_silences(connection: duckdb.DuckDBPyConnection, since: int | None = Non
     ).fetchall()
     names = [f.name for f in fields(Silence)]
     return [
-        Silence(**{**dict(zip(names, row, strict=True)), "matchers": tuple(map(parse_matcher, json.loads(row[2])))})
+        Silence(**{**dict(zip(names, row, strict=True)), "matchers": tuple(map(read_matcher, json.loads(row[2])))})
         for row in rows
     ]
 

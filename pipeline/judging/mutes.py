@@ -83,6 +83,11 @@ class Mute:
     ended: int | None = None
     ended_by: str | None = None
 
+    @property
+    def version(self) -> int:
+        """1, and 2 after it was ended: nothing else changes a mute."""
+        return 1 if self.ended is None else 2
+
     def applies_to(self, detector: str, around: Collection[str], time: int) -> bool:
         """Returns whether it mutes a detector at `time`. around: the entity and everything above it."""
         end = self.until if self.ended is None else min(self.until, self.ended)
@@ -100,6 +105,7 @@ class Mute:
             "reason": self.reason,
             "user": self.user,
             "ended_by": self.ended_by,
+            "version": self.version,
         }
 
 
@@ -219,7 +225,7 @@ def warn_unknown_scope(scope: str, topology: Topology, sends: Callable[[str], bo
         return ""
     near = difflib.get_close_matches(scope, {*topology.parents, *above}, 1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"scope = {scope!r}: unknown entity; the mute has no effect until it appears{hint}"
+    return f"scope = {scope!r}: unknown entity; no effect until it appears{hint}"
 
 
 def _with(finding: Finding, **more: Any) -> Finding:

@@ -25,10 +25,13 @@ TELEMETRY = "telemetry.v1"
 EVENTS = "events.v1"
 OTLP = "otlp_metrics"
 
+LAST_TIME = 253_402_300_799 * SECOND
+"""The last second that a text of four digits for the year has (us)."""
+
 
 def iso(time: int) -> str:
     """`YYYY-MM-DDTHH:MM:SS.ffffffZ`: always 27 characters, so that text order is time order."""
-    return datetime.fromtimestamp(time // SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{time % SECOND:06d}Z"
+    return f"{datetime.fromtimestamp(time // SECOND, UTC).isoformat()[:19]}.{time % SECOND:06d}Z"
 
 
 def from_iso(text: str) -> int:

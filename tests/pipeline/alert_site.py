@@ -20,7 +20,8 @@ from pipeline.incidents import ledger
 from pipeline.incidents.cases import QUIET_END, Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import KEPT, STORM, LifeBook
-from pipeline.incidents.silences import Silence, expire, load_silences, parse_matchers, save_silence
+from pipeline.incidents.matchers import parse_matchers
+from pipeline.incidents.silences import Silence, expire, load_silences, save_silence
 from pipeline.model.records import SECOND, Incident
 from pipeline.model.topology import Topology
 from pipeline.notify.alertmanager import locate_entity

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.receivers import Route
 from pipeline.config.sections import EscalationStep, Incidents
-from pipeline.incidents.silences import parse_matchers
+from pipeline.incidents.matchers import parse_matchers
 from pipeline.model.records import SECOND, Caller
 from tests.pipeline.living import MINUTE, LivingSite
 from tests.pipeline.notifier_harness import Receiver

@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.receivers import InhibitRule, PagerDuty, Route, Webhook
 from pipeline.config.sections import EscalationStep, Incidents
 from pipeline.incidents.life import STORM
-from pipeline.incidents.silences import parse_matchers
+from pipeline.incidents.matchers import parse_matchers
 from pipeline.model.records import SECOND, Caller
 from tests.pipeline.living import HOUR, LivingSite
 from tests.pipeline.notifier_harness import Receiver

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.incidents.silences import Matcher, parse_matcher
-from pipeline.model.errors import UsageError
+from pipeline.api import federate
+from pipeline.config.receivers import InhibitRule
+from pipeline.incidents.matchers import (
+    MAX_MATCHER_CHARACTERS,
+    Matcher,
+    list_values,
+    make_list,
+    parse_matcher,
+    read_matcher,
+)
+from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.matcher_text import quote_value, unquote_value
 from pipeline.notify import routes
 
@@ -35,3 +48,61 @@ def test_a_value_is_read_as_it_was_written(value: str) -> None:
     assert parse_matcher(str(written)) == written
     (routed,) = routes.parse_matchers([str(written)], "[notify.route] matchers")
     assert (routed.value, str(routed)) == (value, str(written))
+
+
+@pytest.mark.parametrize("pattern", [r"r1)|(?:zz", "a)(?:b", ")(", r"r1)|(r2"])
+def test_an_expression_is_one_by_itself_wherever_matchers_are_read(pattern: str) -> None:
+    text = f'rack=~"{pattern}"'
+    with pytest.raises(UsageError, match="matcher rack=~"):
+        parse_matcher(text)
+    with pytest.raises(UsageError, match="matcher rack=~"):
+        parse_matcher({"name": "rack", "value": pattern, "isRegex": True})
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        routes.parse_matchers([text], "[notify.route] matchers")
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        routes.build_inhibitions([InhibitRule(source_matchers=(text,), target_matchers=("a=b",))])
+    matcher = federate.Matcher("rack", "=~", pattern)
+    with pytest.raises(UsageError, match="not an expression of RE2"):
+        matcher.select(pa.array(["r1"]))
+
+
+def test_a_stored_silence_that_would_be_refused_today_is_still_read() -> None:
+    assert read_matcher({"name": "rack", "value": "r1)|(?:zz", "isRegex": True}).value == "r1)|(?:zz"
+
+
+@given(st.lists(st.text(), min_size=1, max_size=5), st.text())
+def test_a_list_of_values_matches_those_and_no_others(values: list[str], other: str) -> None:
+    made = make_list("rack", values)
+    assert made.values == frozenset(values)
+    assert [made.matches({"rack": (value,)}) for value in values] == [True] * len(values)
+    assert made.matches({"rack": (other,)}) is (other in values)
+    assert read_matcher(made.as_stored()) == made
+
+
+@given(st.text(alphabet="ab|.\\:-_(*", max_size=8), st.text(alphabet="ab|.\\:-_(*", max_size=8))
+def test_a_pattern_that_is_compared_as_a_set_matches_what_re2_would(pattern: str, value: str) -> None:
+    listed = list_values(pattern)
+    if listed is not None:
+        found = pc.match_substring_regex(pa.scalar(value), f"^(?s:{pattern})$").as_py()
+        assert found is (value in listed)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_list_of_100_000_nodes_is_stored_so_that_versions_before_read_it_and_match_nothing(is_equal: bool) -> None:
+    nodes = [f"node:gpu-a{i:06d}" for i in range(100_000)]
+    made = replace(make_list("scope", nodes), is_equal=is_equal)
+    stored = made.as_stored()
+    assert read_matcher(stored) == made
+    assert made.matches({"scope": ("rack:r1", nodes[-1])}) is is_equal
+    before = Matcher(stored["name"], stored["value"], stored["isRegex"], stored["isEqual"])
+    assert len(before.value) < MAX_MATCHER_CHARACTERS
+    assert not before.matches({"scope": (nodes[0],)})
+    assert not before.matches({})
+    with pytest.raises(UsageError, match="lists 100,001 values, at most 100,000"):
+        make_list("scope", [*nodes, "node:one-more"])
+
+
+def test_long_values_are_short_for_people_and_say_how_much_they_are() -> None:
+    made = make_list("scope", [f"x:{i:03d}{'y' * 190}" for i in range(200)])
+    assert made.shorten() == f'scope=~"x:000{"y" * 115}…|… (200 values)"'
+    assert parse_matcher(f"rack=~{'a.*' * 300}").shorten().endswith('… (900 characters)"')

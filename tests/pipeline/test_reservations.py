@@ -7,12 +7,18 @@ import time
 
 import pytest
 
+from pipeline.api.people_routes import Reservations
+from pipeline.commands.doctor_slurm import check_reservations
 from pipeline.commands.reservations import (
     Reservation,
+    ReservationWatch,
     apply_reservations,
     read_reservations,
-    watch_reservations,
+    split_names,
 )
+from pipeline.config.sections import Config, Incidents
+from pipeline.incidents.audit import list_audit
+from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import make_scope_matchers
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND
@@ -38,12 +44,12 @@ def windows(site):
 @pytest.mark.slow
 def test_a_reservation_is_a_window_once_and_follows_its_changes(site):
     first = reservation(site)
-    assert apply_reservations(site.people, [first]) == 1
-    assert apply_reservations(site.people, [first]) == 0
+    assert apply_reservations(site.people, [first]) == (1, {})
+    assert apply_reservations(site.people, [first]) == (0, {})
     page = site.report("gpu:n0.0")
     assert site.state(page) == "silenced"
     longer = Reservation(first.name, first.starts, first.ends + HOUR, ("n0",))
-    assert apply_reservations(site.people, [longer]) == 1
+    assert apply_reservations(site.people, [longer]) == (1, {})
     assert windows(site) == {"Slurm reservation pump": ("active", 'scope="node:n0"')}
     site.wait(110)
     assert site.state(page) == "silenced"
@@ -56,7 +62,7 @@ def test_a_reservation_that_is_deleted_early_ends_its_window_with_its_grace(site
     page = site.report("gpu:n0.0")
     site.wait(5)
     site.restart()
-    assert apply_reservations(site.people, []) == 1
+    assert apply_reservations(site.people, []) == (1, {})
     assert site.state(page) == "silenced"
     site.now += 16 * MINUTE
     site.step()
@@ -65,7 +71,7 @@ def test_a_reservation_that_is_deleted_early_ends_its_window_with_its_grace(site
 
 def test_windows_of_people_are_left_alone(site):
     site.people.add_silence("maintenance", make_scope_matchers(["node:n0"]), None, site.now + HOUR, "mine", "ann")
-    assert apply_reservations(site.people, []) == 0
+    assert apply_reservations(site.people, []) == (0, {})
 
 
 def test_an_error_of_scontrol_is_logged_once_and_tried_again(site, monkeypatch, caplog):
@@ -78,8 +84,113 @@ def test_an_error_of_scontrol_is_logged_once_and_tried_again(site, monkeypatch, 
         raise Unreachable("scontrol: no slurmctld")
 
     monkeypatch.setattr("pipeline.commands.reservations.read_reservations", broken)
-    watch_reservations(lambda: site.people, 0.0, stop)
+    watch = ReservationWatch(0.001)
+    watch.run(lambda: site.people, stop)
     assert (len(tries), caplog.text.count("no slurmctld")) == (3, 1)
+    assert watch.as_json()["failures"] == [{"reservation": "", "reason": "scontrol: no slurmctld"}]
+
+
+def nodes_of(number):
+    return tuple(f"gpu-a{i // 100:03d}-n{i % 100:02d}" for i in range(number))
+
+
+def test_a_reservation_of_a_whole_system_is_a_window_with_a_short_text_and_survives_a_restart(site):
+    every = nodes_of(12_500)
+    full = reservation(site, "full", (*every, "n0"))
+    assert apply_reservations(site.people, [full]) == (1, {})
+    page, other = site.report("gpu:n0.0"), site.report("gpu:n1.0")
+    assert (site.state(page), site.state(other)) == ("silenced", "open")
+    site.restart()
+    assert apply_reservations(site.people, [reservation(site, "full", ("n0", *reversed(every)))]) == (0, {})
+    site.step()
+    assert (site.state(page), site.state(other)) == ("silenced", "open")
+    (window,) = site.people.list_silences("maintenance")
+    assert window.as_json(site.now)["text"].endswith('|… (12,501 values)"')
+    assert len(window.as_json(site.now)["text"]) < 160
+    (row,) = [row for row in list_audit(site.database.connection) if row["target"] == window.id]
+    assert len(str(row)) < 2000
+    assert max(map(len, format_handover(call_handover(site)).splitlines())) <= 120
+    assert len(format_handover(call_handover(site)).splitlines()) < 25
+
+
+def call_handover(site):
+    return read_handover(site.database.connection, site.now - HOUR, site.now)
+
+
+def test_a_reservation_that_cannot_be_applied_stops_no_other_and_no_end(site):
+    apply_reservations(site.people, [reservation(site, "old", ("n1",))])
+    wrong = Reservation("wrong", site.now, site.now + HOUR, ())
+    changed, failed = apply_reservations(site.people, [wrong, reservation(site, "zeta", ("n0",))])
+    assert (changed, failed) == (2, {"wrong": "scontrol names no node of it"})
+    assert site.state(site.report("gpu:n0.0")) == "silenced"
+    (old,) = [s for s in site.people.list_silences("maintenance") if s.reason.endswith("old")]
+    assert old.expired == site.now
+
+
+def test_a_reservation_that_cannot_be_read_keeps_its_window_and_others_are_read(site):
+    lines = [
+        f"ReservationName={name} StartTime={start} EndTime={site.now // SECOND + 3600} Nodes={nodes} Flags=MAINT,SPEC"
+        for name, start, nodes in (("bad", 1, "broken"), ("worse", "Unknown", "n2"), ("good", 1, "n[0-1],n7"))
+    ]
+    apply_reservations(site.people, [reservation(site, "bad", ("n5",))])
+
+    def scontrol(words):
+        if words[-1] == "reservation":
+            return "\n".join(lines)
+        if words[-1] == "broken":
+            raise Unreachable("scontrol: Invalid hostlist")
+        return "n0\nn1\nn7\n"
+
+    found, failed = read_reservations(scontrol)
+    assert [(r.name, r.nodes) for r in found] == [("good", ("n0", "n1", "n7"))]
+    assert failed == {"bad": "scontrol: Invalid hostlist", "worse": "invalid literal for int() with base 10: 'Unknown'"}
+    assert apply_reservations(site.people, found, failed) == (1, failed)
+    assert [s.expired for s in site.people.list_silences("maintenance")] == [None, None]
+
+
+def test_names_of_nodes_are_given_to_scontrol_in_parts_that_fit_an_argument():
+    text = ",".join([f"a{i}-[1,3-5]" for i in range(50)])
+    parts = list(split_names(text, 100))
+    assert ",".join(parts) == text
+    assert max(map(len, parts)) <= 100
+    assert list(split_names("n[1,2,3]", 4)) == ["n[1,2,3]"]
+
+
+def test_a_reservation_of_a_year_is_extended_when_half_of_its_window_is_left_and_ends_with_it(site):
+    year = reservation(site, "year", ("n0",), hours=365 * 24)
+    edits, start = 0, site.now
+    for _ in range(365 * 4):
+        edits += apply_reservations(site.people, [year])[0]
+        (window,) = site.people.list_silences("maintenance")
+        assert window.ends > min(site.now + 14 * 24 * HOUR, year.ends - 1)
+        site.now += 6 * HOUR
+    assert (edits, window.ends) == (23, start + 365 * 24 * HOUR)
+
+
+def test_a_reservation_that_is_cut_short_ends_earlier(site):
+    year = reservation(site, "year", ("n0",), hours=365 * 24)
+    apply_reservations(site.people, [year])
+    short = Reservation("year", year.starts, year.starts + HOUR, ("n0",))
+    assert apply_reservations(site.people, [short]) == (1, {})
+    assert site.people.list_silences("maintenance")[0].ends == short.ends
+
+
+def test_failed_reservations_are_in_the_metrics_the_api_and_the_doctor(site, monkeypatch):
+    read = [reservation(site, "good", ("n0",)), Reservation("empty", site.now, site.now + HOUR, ())]
+    monkeypatch.setattr("pipeline.commands.reservations.read_reservations", lambda: (read, {"odd": "no node"}))
+    watch = ReservationWatch(120.0)
+    watch.apply(site.people)
+    name = "fleetpulse_maintenance_reservations"
+    assert watch.count() == {f'{name}{{state="applied"}}': 1.0, f'{name}{{state="failed"}}': 2.0}
+    assert ReservationWatch().count() == {}
+    answer = Reservations.model_validate(watch.as_json()).model_dump()
+    monkeypatch.setattr("pipeline.http.client.get", lambda config, path: (200, answer))
+    config = Config(incidents=Incidents(slurm_seconds=120.0))
+    found = check_reservations(config)
+    assert (found.state, found.found) == ("fail", "empty: scontrol names no node of it; odd: no node")
+    answer["failures"] = []
+    assert check_reservations(config).found.startswith("1 of Slurm are maintenance windows, read at 2026-")
+    assert check_reservations(Config()).state == "info"
 
 
 @pytest.mark.slurm
@@ -91,7 +202,7 @@ def test_a_real_slurm_names_its_maintenance_reservations_and_no_others(tmp_path,
         create = ("scontrol", "create", "reservation", "duration=60", "users=root")
         cluster.run(*create, "reservationname=pump", "starttime=now", "flags=maint,ignore_jobs", "nodes=gpu001,gpu002")
         cluster.run(*create, "reservationname=course", "starttime=now+3hours", "nodes=gpu001")
-        (found,) = read_reservations()
-        assert (found.name, found.nodes) == ("pump", ("gpu001", "gpu002"))
+        ((found,), failed) = read_reservations()
+        assert (found.name, found.nodes, failed) == ("pump", ("gpu001", "gpu002"), {})
         assert abs(found.starts - time.time() * SECOND) < 120 * SECOND
         assert found.ends - found.starts == HOUR

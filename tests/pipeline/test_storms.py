@@ -11,7 +11,8 @@ from pipeline.config.sections import Incidents
 from pipeline.incidents.cases import Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import STORM, LifeBook
-from pipeline.incidents.silences import make_scope_matchers, parse_matchers
+from pipeline.incidents.matchers import parse_matchers
+from pipeline.incidents.silences import make_scope_matchers
 from pipeline.model.records import SECOND, Caller, Incident
 from pipeline.model.topology import Topology
 from tests.pipeline.living import HOUR, MINUTE, NOON, LivingSite

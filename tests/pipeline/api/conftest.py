@@ -134,7 +134,7 @@ class StoreBackend:
             mutes.add_mute(connection, mute)
         return {**mute.as_json(), "warning": warn_unknown_scope(scope, self.topology, CLOCKS.__contains__)}
 
-    def end_mute(self, mute: str, user: str) -> Mapping[str, Any]:
+    def end_mute(self, mute: str, user: str, version: int | None = None) -> Mapping[str, Any]:
         found = {m.id: m for m in mutes.load_all_mutes(self.database.connection)}[mute]
         with self.database.transaction() as connection:
             mutes.end_mute(connection, mute, user, NOW + SECOND)
@@ -155,7 +155,9 @@ class StoreBackend:
             return self._calibrated().calibration()
         return calibrations.load_calibration(self.database.connection, version)
 
-    def change_calibration(self, action: Calibrated, version: int | None, user: str) -> Sequence[Mapping[str, Any]]:
+    def change_calibration(
+        self, action: Calibrated, version: int | None, user: str, expected: int | None = None
+    ) -> Sequence[Mapping[str, Any]]:
         with self.database.transaction() as connection:
             if version is not None:
                 calibrations.load_calibration(connection, version)

@@ -12,7 +12,7 @@ from pipeline.commands.pipeline import PipelineBackend
 from pipeline.config.sections import Api, Config, Store
 from pipeline.incidents.audit import check_chain
 from pipeline.incidents.handover import format_handover
-from pipeline.incidents.silences import parse_matchers
+from pipeline.incidents.matchers import parse_matchers
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import iso
 from tests.pipeline.api.conftest import InProcess

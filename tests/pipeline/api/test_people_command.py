@@ -268,6 +268,9 @@ def test_completion_knows_every_command_verb_and_option():
         (("silences", "add", "--re"), ["--reason"]),
         (("feedback", "x", "u"), ["useful"]),
         (("token", "create", "ann", "--role", "v"), ["viewer"]),
+        (("incidents", "--state", "="), ["open", "acknowledged", "silenced", "resolved"]),
+        (("incidents", "--state", "=", "res"), ["resolved"]),
+        (("incidents", "--state=res"), ["--state=resolved"]),
     ],
 )
 def test_bash_completes_with_the_script(tmp_path, line, wanted):

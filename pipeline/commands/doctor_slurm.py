@@ -1,0 +1,33 @@
+"""The check of `fleetpulse doctor` on Slurm's maintenance reservations, asked of the running pipeline."""
+
+from __future__ import annotations
+
+from pipeline.commands.checks import Check
+from pipeline.config.sections import Config
+from pipeline.http import client
+from pipeline.model.errors import FleetpulseError
+
+NAME = "reservations"
+SHOWN = 3
+"""Reservations that the line names. Chosen: it is read by a person."""
+
+
+def check_reservations(config: Config) -> Check:
+    """Checks that the pipeline reads Slurm's maintenance reservations, and that each of them is a window."""
+    if not config.incidents.slurm_seconds:
+        return Check(NAME, "info", "those of Slurm are not read: [incidents] slurm_seconds is 0")
+    try:
+        status, answer = client.get(config, "/api/v1/maintenance/reservations")
+    except FleetpulseError:
+        return Check(NAME, "info", "no pipeline answers, which reads them")
+    if status != 200:
+        return Check(NAME, "info", f"the pipeline does not show them (HTTP {status})")
+    failures = answer["failures"]
+    if not failures:
+        read = f"read at {answer['read'][:19]}Z" if answer["read"] else "not read yet"
+        return Check(NAME, "ok", f"{answer['applied']} of Slurm are maintenance windows, {read}")
+    named = "; ".join(f"{one['reservation'] or 'all'}: {one['reason']}" for one in failures[:SHOWN])
+    more = f" (and {len(failures) - SHOWN} more)" if len(failures) > SHOWN else ""
+    meaning = "nodes in these reservations page while people work on them; windows that are known stay as they were"
+    fix = "scontrol show reservation, on the pipeline's host and as its user; docs/incidents.md#silences"
+    return Check(NAME, "fail", named + more, meaning, fix)
