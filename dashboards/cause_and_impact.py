@@ -58,6 +58,8 @@ def impact_lines(impact: Impact) -> list[str]:
         loss = "no GPU-hours lost to slowness so far"  # wrong results may cost all since then
     else:
         loss = "no GPU-hours lost so far"
+    if any(job.state == "lost" and split_doubt(job.basis)[1].startswith("ended ") for job in impact.jobs):
+        loss += ", those from the end of a lost job on are added when it runs again"
     owners = {owner: None for j in impact.jobs if (owner := find_owner(j.basis))}
     if owners and not impact.lost_gpu_hours_per_hour:
         loss += f" here: the loss of a job is counted once, now in {joined(list(owners))}"

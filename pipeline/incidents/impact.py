@@ -13,12 +13,23 @@ from typing import Any
 from pipeline.config.sections import Impact
 from pipeline.incidents.cases import SEVERITIES, Change
 from pipeline.incidents.doubt import DoubtBook
-from pipeline.incidents.job_loss import EARLIER, HOUR, SUFFERS, UNCOUNTED, Fact, JobLoss, Moment, read_fact
-from pipeline.incidents.job_pace import JobPace
-from pipeline.incidents.jobs import JobBook
+from pipeline.incidents.job_loss import (
+    EARLIER,
+    HOUR,
+    SUFFERS,
+    UNCOUNTED,
+    Fact,
+    JobLoss,
+    Kind,
+    Moment,
+    read_fact,
+)
+from pipeline.incidents.jobs import JobBook, Parts
+from pipeline.incidents.loss_claims import LossClaims
 from pipeline.incidents.reach import Reach, find_reach, natural_order, split_nodes
 from pipeline.model.entity_names import KINDS, entity_name
 from pipeline.model.job_effect import describe_effect, split_doubt
+from pipeline.model.loss_owner import drop_owner, find_owner
 from pipeline.model.records import SECOND, Finding, Incident, iso
 
 EVERY = 10 * SECOND
@@ -33,11 +44,15 @@ FACTS_LAST = 600 * SECOND
 
 @dataclass(slots=True)
 class Tracked:
-    """An open incident. reach: of `version` of the places.  measured, written: event time, and clock (us)."""
+    """An open incident. reach: of `version` of the places.  parts: of its jobs, also after their end.
+
+    measured, written: event time, and clock (us).
+    """
 
     incident: Incident
     reach: Reach = field(default_factory=Reach)
     version: int = -1
+    parts: dict[str, Parts] = field(default_factory=dict)
     jobs: dict[str, JobLoss] = field(default_factory=dict)
     measured: int = 0
     written: int = 0
@@ -78,8 +93,8 @@ class ImpactBook:
         self.doubts = DoubtBook()
         self._turn: list[str] = []
         self._measured = 0
-        self._index: dict[str, list[Tracked]] = {}  # job -> incidents that have it, of one round
-        self._indexed: tuple[int, int] = (-1, -1)
+        self._claims = LossClaims()
+        self._index: dict[str, dict[str, Tracked]] | None = None  # job -> incidents that reach it; None: not made yet
 
     # --- changes of incidents -----------------------------------------------------------------------
 
@@ -95,22 +110,51 @@ class ImpactBook:
         read_losses: incident -> what it cost before, for one that is reopened.
         """
         self._note_facts(findings)
+        merged = list[tuple[Tracked, str]]()
         for change in changes:
             incident = change.incident
             known = self.tracked.get(incident.id)
-            if incident.resolved is not None:
-                if known is not None:
-                    self._freeze(known, change, time)
-                continue
-            if known is None and (ended := self.dirty.get(incident.id)) is not None:  # not written since its end
-                known = replace(ended, frozen=False)
-            tracked = Tracked(incident, jobs=read_losses(incident.id)) if known is None else known
-            moved = (tracked.incident.cause, tracked.incident.members) != (incident.cause, incident.members)
-            tracked.incident = incident
-            tracked.version = -1 if moved else tracked.version
-            self.tracked[incident.id] = tracked
-            self._measure(tracked, time)
-            self.dirty[incident.id] = tracked
+            if incident.resolved is None:
+                self._follow(incident, known, time, read_losses)
+            elif known is not None:
+                ended = self._freeze(known, incident, time)
+                merged += [(ended, change.folded_into)] if change.folded_into else []
+        for ended, into in merged:  # now, since the kept one may come after it
+            self._hand_over(ended, into, time)
+
+    def _follow(
+        self, incident: Incident, known: Tracked | None, time: int, read_losses: Callable[[str], dict[str, JobLoss]]
+    ) -> None:
+        """Measures an incident that is open, as it is now."""
+        if known is None and (ended := self.dirty.get(incident.id)) is not None:  # not written since its end
+            known = replace(ended, frozen=False)
+        tracked = Tracked(incident, jobs=read_losses(incident.id)) if known is None else known
+        moved = (tracked.incident.cause, tracked.incident.members) != (incident.cause, incident.members)
+        if tracked.incident.onset != incident.onset:
+            self._renew_bases(tracked, incident.onset)
+        tracked.incident = incident
+        tracked.version = -1 if moved else tracked.version
+        self.tracked[incident.id] = tracked
+        self._note_jobs(tracked)
+        self._measure(tracked, time)
+        self.dirty[incident.id] = tracked
+
+    def _renew_bases(self, tracked: Tracked, onset: int) -> None:
+        """Compares the jobs with their pace before another onset, as far as it is known."""
+        for loss in tracked.jobs.values():
+            if (pace := self.jobs.paces.jobs.get(loss.job)) is not None:
+                loss.base = pace.base_before(onset) or loss.base
+
+    def restore(self, tracked: Tracked) -> None:
+        """Adds an open incident as it was stored."""
+        self.tracked[tracked.incident.id] = tracked
+        self.claim(tracked.incident.id, tracked.incident.onset, tracked.jobs.values())
+
+    def claim(self, incident: str, onset: int, losses: Iterable[JobLoss]) -> None:
+        """Gives a stored incident the time since its onset that it may have counted, of each job that lost some."""
+        for loss in losses:
+            if loss.lost:
+                self._claims.take(loss.job, onset, loss.counted, incident)
 
     def copy_state(self) -> tuple[dict[str, Tracked], dict[str, Tracked]]:
         """Returns what `restore_state` needs, if the changes are not written."""
@@ -119,20 +163,30 @@ class ImpactBook:
     def restore_state(self, state: tuple[dict[str, Tracked], dict[str, Tracked]]) -> None:
         """Returns to the incidents of an earlier state; measurements stay."""
         self.tracked, self.dirty = state
+        self._index = None
 
-    def _freeze(self, known: Tracked, change: Change, time: int) -> None:
-        """Keeps what an incident cost until its end; a merged one goes on in the other."""
-        incident = change.incident
+    def _freeze(self, known: Tracked, incident: Incident, time: int) -> Tracked:
+        """Keeps what an incident cost until its end, and returns it."""
         self._measure(known, min(time, incident.resolved or time))
-        into = self.tracked.get(change.folded_into or "")
-        ended = replace(known, incident=incident, frozen=True)
-        if into is not None:
-            for name, loss in known.jobs.items():
-                if name not in into.jobs or into.jobs[name].lost < loss.lost:
-                    into.jobs[name] = loss
-            ended.jobs = {}
-        self.dirty[incident.id] = ended
-        self.tracked.pop(incident.id)
+        ended = self.dirty[incident.id] = replace(known, incident=incident, frozen=True)
+        del self.tracked[incident.id]
+        if self._index is not None:
+            for job in known.jobs:
+                self._index.get(job, {}).pop(incident.id, None)
+        return ended
+
+    def _hand_over(self, ended: Tracked, into: str, time: int) -> None:
+        """Adds what a merged incident cost to the one that is kept, which goes on with it and is written at once."""
+        kept = self.tracked.get(into)
+        if kept is None:
+            return
+        gone, jobs = ended.incident.id, dict(kept.jobs)
+        for name, loss in ended.jobs.items():
+            jobs[name] = loss.join(jobs.get(name), gone)
+        ended.jobs = {name: loss.hand_over(into) for name, loss in ended.jobs.items()}
+        made = self.tracked[into] = self.dirty[into] = replace(kept, jobs=jobs, written=0)
+        self._note_jobs(made)
+        self._measure(made, time)
 
     def _note_facts(self, findings: Iterable[Finding]) -> None:
         for f in findings:
@@ -161,6 +215,7 @@ class ImpactBook:
         self._measured = time
         self.facts = {e: f for e, f in self.facts.items() if 0 <= time - f.time <= FACTS_LAST}
         self.doubts.drop_old(time)
+        self._claims.keep(self.jobs.jobs)
         if not self._turn:
             self._turn = list(self.tracked)
         now, self._turn = self._turn[:MOST_MEASURED], self._turn[MOST_MEASURED:]
@@ -198,7 +253,10 @@ class ImpactBook:
         for name in (*tracked.reach.jobs, *sorted(found.beside)):
             loss = self._add_job(tracked, name)
             loss.reached = True
+            if name in places.ranks:
+                tracked.parts[name] = places.parts_of(name)
             loss.ranks = tracked.reach.jobs.get(name, loss.ranks)
+        self._note_jobs(tracked)
 
     def _add_job(self, tracked: Tracked, name: str) -> JobLoss:
         """Returns the loss of a job in an incident, a new one if it had none, with what is known of the job now."""
@@ -213,19 +271,25 @@ class ImpactBook:
     def _judge(self, tracked: Tracked, loss: JobLoss, time: int) -> None:
         """Sets the state of a job, and counts what it lost since it was counted last."""
         pace, job = self.jobs.paces.jobs.get(loss.job), self.jobs.jobs.get(loss.job)
-        incident, fact = tracked.incident, self._find_fact(tracked, loss)
+        fact, incident = self._find_fact(tracked, loss), tracked.incident
+
+        def find_owner(began: int | None, kind: Kind) -> str:
+            return self._find_owner(loss.job, began, kind, tracked)
+
+        now = Moment(time, incident.onset, fact, incident.id, find_owner, self._claims)
         if job is not None and job.ended is not None and job.ended <= time:
-            loss.end(job.ended, incident.onset, fact)
+            loss.end(job.ended, 0 if pace is None else pace.moved_at, now)
             return
         if loss.stopped and job is not None:
             runs = job.started if pace is None else pace.moved_at if pace.moved_at > loss.counted else None
-            if not loss.resume(runs, time):
+            if not loss.resume(runs, now):
                 return
+        elif job is not None:
+            loss.counted = max(loss.counted, job.started)  # it ended by itself: the time without it is no loss
         if pace is None or not pace.moved_at:
-            loss.judge_by_facts(Moment(time, incident.onset, fact, incident.id, incident.id))
+            loss.judge_by_facts(now)
         else:
-            owner = self._find_owner(loss.job, pace, tracked)
-            loss.judge_by_steps(pace, Moment(time, incident.onset, fact, owner, incident.id))
+            loss.judge_by_steps(pace, now)
 
     def _find_fact(self, tracked: Tracked, loss: JobLoss) -> Fact | None:
         """Returns what findings say about the job or the parts that the incident names; losses first."""
@@ -233,31 +297,41 @@ class ImpactBook:
         if loss.job in tracked.reach.jobs:  # beside the fault only findings about the job itself count
             named += [incident.cause, *incident.members[:MOST_AFFECTED]]
         found = [fact for entity in dict.fromkeys(named) if (fact := self.facts.get(entity)) is not None]
-        return min(found, key=lambda fact: fact.state != "lost", default=None)
+        return min(found, key=lambda fact: ("lost", "hanging", "cut").index(fact.state), default=None)
 
-    def _find_owner(self, job: str, pace: JobPace, mine: Tracked) -> str:
-        """Returns the incident that counts what a job loses: that with the onset nearest to the change of its pace."""
-        changed = pace.moved_at if pace.hangs_at(mine.measured) else pace.changed_at
-        if changed is None:
+    def _find_owner(self, job: str, began: int | None, kind: Kind, mine: Tracked) -> str:
+        """Returns the incident that counts what a job loses: that with the onset nearest to when this loss began.
+
+        By findings alone it is not known when: the first incident with one counts, as long as it has it.
+        """
+        others = [t for t in self._list_by_job(job) if t is not mine]
+        if kind == "fact":
+            return next((t.incident.id for t in others if t.jobs[job].share), mine.incident.id)
+        if began is None:
             return mine.incident.id
-        found = [t.incident for t in (*self._list_by_job(job), mine) if t.incident.onset - EARLIER <= changed]
+        if kind == "stop":
+            others = [t for t in others if t.jobs[job].stopped]
+        found = [t.incident for t in (*others, mine) if t.incident.onset - EARLIER <= began]
 
         def order(i: Incident) -> tuple[int, int, int, str]:
             """Nearest in steps of five minutes, then the most severe and the oldest."""
-            assert changed is not None
-            return (abs(i.onset - changed) // UNCOUNTED, -SEVERITIES.index(i.severity), i.onset, i.id)
+            return (abs(i.onset - began) // UNCOUNTED, -SEVERITIES.index(i.severity), i.onset, i.id)
 
         return min(found, key=order, default=mine.incident).id
 
-    def _list_by_job(self, job: str) -> list[Tracked]:
-        """Returns the incidents that have a job; indexed once in a round of measurement."""
-        key = self._measured, len(self.tracked)
-        if self._indexed != key:
-            self._index, self._indexed = {}, key
+    def _list_by_job(self, job: str) -> Iterable[Tracked]:
+        """Returns the open incidents that reach a job."""
+        if self._index is None:
+            self._index = {}
             for tracked in self.tracked.values():
-                for name in (name for name, loss in tracked.jobs.items() if loss.reached):
-                    self._index.setdefault(name, []).append(tracked)
-        return self._index.get(job, [])
+                self._note_jobs(tracked)
+        return self._index.get(job, {}).values()
+
+    def _note_jobs(self, tracked: Tracked) -> None:
+        """Adds an incident to the index, if there is one."""
+        if self._index is not None:
+            for name in (name for name, loss in tracked.jobs.items() if loss.reached):
+                self._index.setdefault(name, {})[tracked.incident.id] = tracked
 
     # --- for people ---------------------------------------------------------------------------------
 
@@ -265,10 +339,10 @@ class ImpactBook:
         """Returns the impact in the form of the API."""
         reach, jobs = tracked.reach, tracked.listed()
         suffering = [j for j in jobs if j.state in SUFFERS]
-        parts = [self.jobs.places.parts_of(loss.job) for loss in suffering]
+        parts = [tracked.parts.get(loss.job) or self.jobs.places.parts_of(loss.job) for loss in suffering]
         gpus, nodes, ranks = (
             _count_together(own, [part[i] for part in parts])
-            for i, own in enumerate((reach.gpus, reach.nodes, reach.ranks))
+            for i, own in enumerate((reach.gpus, reach.nodes, reach.ranks.union(*reach.jobs.values())))
         )
         _, affected = self._split(tracked)
         lost, rate = tracked.lost, tracked.rate
@@ -349,6 +423,8 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
         cost = impact["cost"]
         money = f" ({cost['amount']:,.0f} {cost['currency']})" if cost else ""
         shown.append(f"{lost:,.1f} GPU-h lost{money}, {rate:,.1f} GPU-h per hour")
+    if not rate and (owners := {owner: None for j in impact["jobs"] if (owner := find_owner(j["basis"]))}):
+        shown.append(f"{'now ' if lost else ''}counted in {' and '.join(owners)}")
     return "; ".join(shown)
 
 
@@ -361,7 +437,7 @@ def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
         if len(jobs) > 1:
             return "none slower than before the onset"
         return describe_effect(states[0], jobs[0]["slowdown"], jobs[0]["basis"])
-    return str(jobs[0]["basis"]) if len(jobs) == 1 else f"{states.count('ended')} ended"
+    return drop_owner(str(jobs[0]["basis"])) if len(jobs) == 1 else f"{states.count('ended')} ended"
 
 
 def name_affected(impact: Mapping[str, Any]) -> str:
@@ -375,9 +451,11 @@ def name_affected(impact: Mapping[str, Any]) -> str:
         return f"{entity_name(job['job'])} {state} ({_count(job['gpus'], 'gpu')})"
     if not impact["job_count"]:
         return ""
-    job = impact["jobs"][0]
-    if impact["job_count"] > 1:
-        return f"{impact['job_count']} jobs on it"
+    job, count = impact["jobs"][0], impact["job_count"]
+    if count > 1:
+        ended = sum(j["state"] == "ended" for j in impact["jobs"])
+        on_it = [f"{_count(count - ended, 'job')} on it"] if ended < count else []
+        return ", ".join(on_it + ([f"{ended} ended" if on_it else f"{ended} jobs ended"] if ended else []))
     if job["state"] == "ended":
         return f"{entity_name(job['job'])} ended"
     ranks = job["rank_names"]

@@ -176,7 +176,14 @@ def load_books(connection: duckdb.DuckDBPyConnection, book: ImpactBook, open_: I
     known = {id_: (measured, text) for id_, measured, text in found}
     for id_, incident in incidents.items():
         measured, text = known.get(id_, (0, "[]"))
-        book.tracked[id_] = Tracked(incident, measured=measured, written=measured, jobs=_decode_losses(text))
+        book.restore(Tracked(incident, measured=measured, written=measured, jobs=_decode_losses(text)))
+    resolved = connection.execute(
+        """SELECT m.incident, epoch_us(i.onset), m.state FROM impact m JOIN incidents i ON i.id = m.incident
+           WHERE i.resolved >= make_timestamptz($1::BIGINT) AND m.lost_gpu_hours > 0""",
+        [time - KEPT],
+    ).fetchall()
+    for id_, onset, text in resolved:  # they do not count on, and what they counted is not counted again
+        book.claim(id_, onset, _decode_losses(text).values())
 
 
 def load_losses(connection: duckdb.DuckDBPyConnection, incident: str) -> dict[str, JobLoss]:

@@ -7,13 +7,15 @@ no steps has no slowdown, only what findings say about it. Times are event times
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.incidents.job_pace import MINUTE, SLOWER, JobPace
+from pipeline.incidents.loss_claims import LossClaims
 from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.job_effect import name_doubt
-from pipeline.model.loss_owner import PAST, STEP_TIME, name_owner
+from pipeline.model.loss_owner import PAST, STEP_TIME, drop_owner, find_owner, name_owner
 from pipeline.model.records import SECOND, Finding, iso
 
 HOUR = 3600 * SECOND
@@ -26,6 +28,8 @@ UNCOUNTED = 5 * MINUTE
 """Time that is counted only once it is clear whether the job is slower (us): that takes up to two minutes. Chosen."""
 MOST_RANKS = 8
 """Ranks that are listed for a job. Chosen: what a line shows."""
+SURVIVES = 2 * MINUTE
+"""A job that makes steps this long after its link went down (us) does not end because of it. Chosen: the least hang."""
 RECOVERED = MINUTE
 """Loss of all GPUs of a job (us) from which a job at its old pace has recovered; below it was never slower. Chosen: a
 minute of steps, the least that is measured."""
@@ -35,15 +39,16 @@ SUFFERS: frozenset[JobState] = frozenset({"slow", "hanging", "lost"})
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a finding says about an entity beyond numbers: it is lost, or makes no progress."""
+    """What a finding says about an entity beyond numbers: it is lost, makes no progress, or is cut off: its link is
+    down, which a job may survive by other links."""
 
-    state: Literal["lost", "hanging"]
+    state: Literal["lost", "hanging", "cut"]
     time: int
     text: str
 
 
 def read_fact(finding: Finding) -> Fact | None:
-    """Returns what a finding says about lost or hanging work; None: nothing. Suspicions say nothing."""
+    """Returns what a finding says about lost, hanging or cut-off work; None: nothing. Suspicions say nothing."""
     cause = finding.evidence.get("cause")
     if finding.level == "suspect":
         return None
@@ -53,28 +58,43 @@ def read_fact(finding: Finding) -> Fact | None:
         return Fact("lost", finding.time, finding.summary)
     if finding.detector == "straggler_job" and cause in ("hang", "stall"):
         return Fact("hanging", finding.time, finding.summary)
+    if finding.detector == "link" and finding.level == "page" and "down_s" in finding.evidence:
+        return Fact("cut", finding.time, finding.summary)  # a port below a page carries no job, or is not down long
     return None
+
+
+Kind = Literal["pace", "stop", "fact"]
+"""What a job loses by: a slower pace, its time without steps or a restart; an end while it hung; what findings say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The known facts about a job as an incident is measured. fact: what findings say.  owner: the incident that counts
-    what the job loses.  mine: this incident."""
+    """The known facts about a job as an incident is measured. fact: what findings say.  mine: this incident.
+    find_owner: (when it began, us; kind) -> the incident that counts what the job loses.  claims: what is counted."""
 
     time: int
     onset: int
     fact: Fact | None
-    owner: str
     mine: str
+    find_owner: Callable[[int | None, Kind], str]
+    claims: LossClaims
+
+
+def _explains_end(fact: Fact, ended: int, moved: int, onset: int) -> bool:
+    """Returns whether a job whose newest step is `moved` (us; 0: it reports none) ended because of a fact."""
+    if not 0 <= ended - onset < EARLIER:
+        return fact.state == "lost" and ended >= onset
+    return fact.state != "cut" or moved < onset + SURVIVES
 
 
 @dataclass(slots=True)
 class JobLoss:
     """One job in one incident. lost: GPU time without use (GPU us).  counted: event time up to which it is counted.
 
-    base: its step time before the onset (s).  share: of its GPUs that is lost now.  stopped: it ended while it hung or
-    was lost, so that the time until it runs again is lost too.  doubt: since when its results are in doubt; 0: it is
-    not known since when; None: they are not.  reached: false for a job that left before, of which only that is known.
+    base: its step time in the hour before the onset (s).  near: just before it.  share: of its GPUs that is lost now.
+    stopped: it ended while it hung or was lost, so that the time until it runs again is lost too; stopped_at: its
+    newest step before that.  doubt: since when its results are in doubt; 0: it is not known since when; None: they are
+    not.  reached: false for a job that left before, of which only that is known.
     """
 
     job: str
@@ -93,6 +113,8 @@ class JobLoss:
     restarted: int = 0
     doubt: int | None = None
     reached: bool = True
+    stopped_at: int = 0
+    near: float | None = None
 
     @property
     def rate(self) -> float:
@@ -122,73 +144,111 @@ class JobLoss:
 
     # --- measurement --------------------------------------------------------------------------------
 
-    def end(self, ended: int, onset: int, fact: Fact | None) -> None:
-        """The job ended: what it lost until then stays; nothing is counted until it runs again.
+    def end(self, ended: int, moved: int, now: Moment) -> None:
+        """The job ended: what it lost until then stays; nothing is counted until it runs again. moved: its newest step.
 
-        It is lost if it hung or a part was lost, also if the finding came later: a scheduler may be faster.
+        It is lost if it hung or a part was lost, also if the finding came later: a scheduler may be faster. What was
+        counted after the end, before that was known, is taken back.
         """
+        since = max(ended, now.onset)
         if self.share and ended > self.counted:
-            self.lost += self.rate * (ended - self.counted)
-        self.counted = max(self.counted, ended)
-        when = f"ended {iso(ended)[:19]}Z"
+            self.lost += self.share * self._take(self.counted, ended, now)
+        elif self.share:
+            self.lost = max(0.0, self.lost - self.share * self.gpus * max(0, self.counted - since))
+            now.claims.release(self.job, since, now.mine)
+        self.counted = since
+        when, fact = f"ended {iso(ended)[:19]}Z", now.fact
         if not self.basis.startswith("ended "):
-            self.basis = f"{when}{self._describe_end(ended - onset)}"
-        if fact is not None and fact.state == "lost" and ended >= onset and self.state != "lost":
+            self.basis = f"{when}{self._describe_end(ended - now.onset)}"
+        if fact is not None and self.state != "lost" and _explains_end(fact, ended, moved, now.onset):
             self.state, self.basis = "lost", f"{when}: {fact.text}"
-        self.state = "lost" if self.state in ("hanging", "lost") else "ended"
-        self.stopped = self.stopped or self.state == "lost"
+        self.state = "lost" if self.state in ("hanging", "lost") and ended >= now.onset else "ended"
+        if self.state == "lost" and not self.stopped:
+            self.stopped, self.stopped_at = True, min(ended, moved or ended)
         self.share, self.slowdown = 0.0, None
 
     def _describe_end(self, after: int) -> str:
         """Returns what is known about the reason of an end this long after the onset (us)."""
+        if after < 0:
+            return f", {short_duration(-after / SECOND)} before the onset"
         if self.state in SUFFERS:
             return f", {self.state} until then"
-        if not 0 <= after < EARLIER:
+        if after >= EARLIER:
             return ""
         return f", {short_duration(after / SECOND)} after the onset; whether because of it is not known"
 
-    def resume(self, runs_at: int | None, time: int) -> bool:
+    def resume(self, runs_at: int | None, now: Moment) -> bool:
         """The job runs again after it stopped: the time between is lost. runs_at: its first step, None before it.
 
         Returns whether it runs; until then the whole job is lost.
         """
-        until = min(time, time if runs_at is None else runs_at)
-        self.lost += self.gpus * max(0, until - self.counted)
+        until = min(now.time, now.time if runs_at is None else runs_at)
+        owner = now.find_owner(self.stopped_at, "stop")
+        if owner == now.mine:
+            self.lost += self._take(self.counted, until, now)
         self.counted, self.stopped = max(self.counted, until), runs_at is None
         if runs_at is None:
             self.state, self.share, self.slowdown, self.basis = "lost", 1.0, None, "restarting: no step yet"
+            self._leave_to(owner, now)
         return not self.stopped
 
     def judge_by_facts(self, now: Moment) -> None:
         """Without steps: findings say whether a rank is lost, or the job makes no progress."""
-        if now.fact is None:
+        if now.fact is None or now.fact.state == "cut":
             self.state, self.share = "unknown", 0.0
             self.basis = f"slowdown not measured: the job reports no steps{self._name_ranks()}"
         else:
-            self.lost += self.gpus * max(0, now.time - self.counted)
+            owner = now.find_owner(None, "fact")
             self.state, self.share, self.basis = now.fact.state, 1.0, f"{now.fact.text}; the job reports no steps"
+            self._leave_to(owner, now)
+            if owner == now.mine:
+                self.lost += self._take(self.counted, now.time, now)
         self.slowdown, self.counted = None, max(self.counted, now.time)
+
+    def _leave_to(self, owner: str, now: Moment) -> None:
+        """Counts nothing of what the job loses now if another incident does, and names that one."""
+        if owner != now.mine:
+            self.share, self.basis = 0.0, name_owner(self.basis, owner)
+
+    def _take(self, start: int, end: int, now: Moment) -> int:
+        """Returns the time of all GPUs in [start, end) (GPU us) that no other incident has counted, and counts it."""
+        return self.gpus * sum(last - first for first, last in now.claims.take(self.job, start, end, now.mine))
+
+    def _take_slow(self, pace: JobPace, base: float, end: int, now: Moment, hangs: bool) -> float:
+        """Returns what the job lost from `counted` to `end` against its pace before (GPU us), and counts that time."""
+        free = now.claims.take(self.job, self.counted, end, now.mine)
+        return self.gpus * max(0.0, sum(pace.measure_loss(base, *span, now.time, hangs) for span in free))
 
     def judge_by_steps(self, pace: JobPace, now: Moment) -> None:
         """Compares the steps since the onset with those before it."""
         if self.base is None:
             self.base = pace.base_before(now.onset)
-        self.lost += self._count_restarts(pace)
-        if pace.hangs_at(now.time) and pace.moved_at >= now.onset - EARLIER:
+        self.lost += self._count_restarts(pace, now)
+        if pace.hangs_at(now.time):
             self._hang(pace, now)
         elif self.base is None:
             known = f"only {max(0, now.onset - (pace.first_at or now.onset)) // MINUTE} min of steps before the onset"
             self.state, self.slowdown, self.share = "unknown", None, 0.0
             self.basis, self.counted = f"slowdown not measured: {known}", max(self.counted, now.time)
         else:
-            self._compare(pace, self.base, now)
+            owner = now.find_owner(pace.changed_at, "pace")
+            if self._is_earlier(pace.changed_at, owner, now):
+                self.near = self.near or pace.pace_at(now.onset)
+                self._compare(pace, self.near or self.base, owner, now)
+            else:
+                self._compare(pace, self.base, owner, now)
 
-    def _compare(self, pace: JobPace, base: float, now: Moment) -> None:
-        """Compares the pace with the past; counts up to the newest step while the next one is late."""
+    def _is_earlier(self, began: int | None, owner: str, now: Moment) -> bool:
+        """Returns whether a loss began too early to be the harm of this incident. Onsets are estimates, so that a loss
+        that no other incident explains may have begun before the onset."""
+        return began is not None and began < now.onset - (EARLIER if owner == now.mine else UNCOUNTED)
+
+    def _compare(self, pace: JobPace, base: float, owner: str, now: Moment) -> None:
+        """Compares the pace with that of before, `base` s; counts up to the newest step while the next one is late."""
         end = min(now.time, max(pace.moved_at, self.counted)) if pace.pauses_at(now.time) else now.time
         if self.state in ("hanging", "lost") and self.share == 1 and pace.moved_at > self.counted:
             runs = int(pace.moved_at - base * SECOND)  # it runs again: all until its first step was lost
-            self.lost += self.gpus * max(0, runs - self.counted)
+            self.lost += self._take(self.counted, runs, now)
             self.counted = max(self.counted, runs)
         recent = pace.recent(now.onset, now.time)
         if recent is None:
@@ -200,35 +260,67 @@ class JobLoss:
             self.state = "recovered" if self.gpus and self.lost >= self.gpus * RECOVERED else "unaffected"
             self.counted = max(self.counted, end - UNCOUNTED)
             return
-        self.state = "slow"
-        if now.owner != now.mine:
-            self.basis = name_owner(self.basis, now.owner)
-        else:
-            self.lost += self.gpus * max(0.0, pace.measure_loss(base, self.counted, end, now.time, False))
-            self.share = 1 - 1 / ratio
+        self.state, self.share = "slow", 1 - 1 / ratio
+        self._leave_to(owner, now)
+        if owner == now.mine:
+            self.lost += self._take_slow(pace, base, end, now, False)
         self.counted = max(self.counted, end)
 
     def _hang(self, pace: JobPace, now: Moment) -> None:
-        text = f"no step for {short_duration((now.time - pace.moved_at) / SECOND)}"
-        text += f": {now.fact.text}" if now.fact else self._name_ranks()
-        self.state = "lost" if now.fact is not None and now.fact.state == "lost" else "hanging"
-        self.slowdown, self.basis = None, text
-        if now.owner != now.mine:
-            self.share, self.basis = 0.0, name_owner(text, now.owner)
+        """The job makes no step: all of it is lost, unless it hung before this incident began."""
+        owner, before = now.find_owner(pace.moved_at, "pace"), self.share
+        self.slowdown, self.share = None, 0.0
+        if self._is_earlier(pace.moved_at, owner, now):
+            since = short_duration((now.onset - pace.moved_at) / SECOND)
+            self.state, self.basis = "unknown", f"slowdown not measured: no step since {since} before the onset"
         else:
-            if self.share < 1 and self.base is not None and now.time > self.counted:
-                spent = pace.measure_loss(self.base, self.counted, now.time, now.time, True)
-            else:
-                spent = float(max(0, now.time - max(self.counted, pace.moved_at)))
-            self.lost += self.gpus * max(0.0, spent)
+            text = f"no step for {short_duration((now.time - pace.moved_at) / SECOND)}"
+            self.basis = text + (f": {now.fact.text}" if now.fact else self._name_ranks())
+            self.state = "lost" if now.fact is not None and now.fact.state == "lost" else "hanging"
             self.share = 1.0
+            self._leave_to(owner, now)
+            if owner == now.mine and before < 1 and self.base is not None:
+                self.lost += self._take_slow(pace, self.base, now.time, now, True)
+            elif owner == now.mine:
+                self.lost += self._take(max(self.counted, pace.moved_at), now.time, now)
         self.counted = max(self.counted, now.time)
 
-    def _count_restarts(self, pace: JobPace) -> float:
-        """Returns the GPU time of steps that a restart has to make again: those since its checkpoint."""
-        found = [(at, steps or 0.0) for at, steps in pace.rewound if at > self.restarted]
-        self.restarted = max([self.restarted, *(at for at, _ in found)])
-        return self.gpus * sum(steps for _, steps in found) * (self.base or pace.usual or 0.0) * SECOND
+    def _count_restarts(self, pace: JobPace, now: Moment) -> float:
+        """Returns the GPU time of steps that a restart has to make again, those since its checkpoint, if this incident
+        counts what stopped the job."""
+        found = [restart for restart in pace.rewound if restart.time > self.restarted]
+        self.restarted = max([self.restarted, *(restart.time for restart in found)])
+        steps = 0.0
+        for restart in found:
+            owns = now.find_owner(restart.stopped, "pace") == now.mine
+            if owns and now.claims.take_restart(self.job, restart.time, now.mine):
+                steps += restart.steps or 0.0
+        return self.gpus * steps * (self.base or pace.usual or 0.0) * SECOND
+
+    # --- merged incidents ---------------------------------------------------------------------------
+
+    def join(self, kept: JobLoss | None, gone: str) -> JobLoss:
+        """Returns the loss of the incident that is kept after `gone`, whose loss this is, was merged into it."""
+        if kept is None:
+            return replace(self)
+        made = replace(
+            kept,
+            lost=kept.lost + self.lost,
+            counted=max(kept.counted, self.counted),
+            restarted=max(kept.restarted, self.restarted),
+            share=max(kept.share, self.share),
+            stopped=kept.stopped or self.stopped,
+            stopped_at=kept.stopped_at if kept.stopped else self.stopped_at,
+            reached=kept.reached or self.reached,
+            doubt=self.doubt if kept.doubt is None else kept.doubt,
+        )
+        if self.state in SUFFERS and (kept.state not in SUFFERS or find_owner(kept.basis) == gone):
+            made.state, made.slowdown, made.basis = self.state, self.slowdown, self.basis
+        return made
+
+    def hand_over(self, kept: str) -> JobLoss:
+        """Returns this loss as it is shown after its incident was merged into `kept`, which counts it."""
+        return replace(self, lost=0.0, share=0.0, basis=name_owner(drop_owner(self.basis), kept))
 
     def _name_ranks(self) -> str:
         """Returns which of its ranks the incident reaches, as the end of a sentence; empty if there are none."""

@@ -48,6 +48,16 @@ class Minute:
     pause: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A restart from a checkpoint. time: of its first step (us).  steps: made since that checkpoint; None if the
+    counter restarted, so that they are not known.  stopped: its newest step before (us)."""
+
+    time: int
+    steps: float | None
+    stopped: int
+
+
 @dataclass(slots=True)
 class JobPace:
     """The pace of one job. Times are event times (us).
@@ -56,7 +66,7 @@ class JobPace:
     step: number of the newest step.   reported_at: when a rank reported its step last, new or not.
     slowed: (time, step time) since which it is slower than usual, and since which it is slower by FURTHER again:
     several faults may slow it one after the other.
-    rewound: (time, steps) of restarts from a checkpoint; steps is None if the counter restarted.
+    rewound: its newest restarts from a checkpoint.
     """
 
     minutes: deque[Minute] = field(default_factory=lambda: deque(maxlen=KEPT_MINUTES))
@@ -65,7 +75,7 @@ class JobPace:
     first_at: int = 0
     step: float = float("nan")
     slowed: list[tuple[int, float]] = field(default_factory=list)
-    rewound: list[tuple[int, float | None]] = field(default_factory=list)
+    rewound: list[Restart] = field(default_factory=list)
     reported_at: int = 0
     _open: int = 0
     _samples: list[float] = field(default_factory=list)
@@ -101,7 +111,8 @@ class JobPace:
         if step >= self.step:
             self._steps += step - self.step
         elif step < self.step:
-            self.rewound = [*self.rewound[-9:], (time, None if step < _REWOUND * self.step else self.step - step)]
+            steps = None if step < _REWOUND * self.step else self.step - step
+            self.rewound = [*self.rewound[-9:], Restart(time, steps, self.moved_at)]
 
     def close_minute(self, time: int) -> Minute | None:
         """Closes the open minute if `time` is after it, and returns it."""
@@ -134,6 +145,11 @@ class JobPace:
         first = moment - BASE_MINUTES * MINUTE
         found = [m.step_time for m in self.minutes if first <= m.time and m.time + MINUTE <= moment]
         return median(found) if len(found) >= LEAST_MINUTES else None
+
+    def pace_at(self, moment: int) -> float | None:
+        """Returns the step time (s) just before a moment: of the newest LEAST_MINUTES, none older than twice that."""
+        found = [m.step_time for m in self.minutes if moment - 2 * LEAST_MINUTES * MINUTE <= m.time <= moment - MINUTE]
+        return median(found[-LEAST_MINUTES:]) if found else None
 
     def recent(self, since: int, now: int) -> float | None:
         """Returns the step time (s) of the newest minutes after `since`; None without one in ten minutes."""

@@ -16,6 +16,8 @@ from pipeline.model.topology import WORK, Topology, kind_of
 
 KEPT = 24 * 3600 * SECOND
 """Time for which an ended job is kept in memory (us). Chosen: asked for in the next shift."""
+Parts = tuple[frozenset[str], frozenset[str], frozenset[str]]
+"""GPUs, nodes and ranks of a job."""
 REFRESH = 10 * SECOND
 """Least time between two readings of the ranks from the topology (us). Chosen: a frame."""
 
@@ -67,9 +69,9 @@ class Places:
     ranks: dict[str, list[str]] = field(default_factory=dict)
     on: dict[str, list[str]] = field(default_factory=dict)
     version: int = 0
-    _parts: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = field(default_factory=dict)
+    _parts: dict[str, Parts] = field(default_factory=dict)
 
-    def parts_of(self, job: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    def parts_of(self, job: str) -> Parts:
         """Returns GPUs, nodes and ranks of a job; found once, since many incidents may concern one large job."""
         if job not in self._parts:
             ranks = self.ranks.get(job, ())

@@ -17,6 +17,11 @@ def find_owner(basis: str) -> str:
     return basis.rpartition(_COUNTED)[2] if _COUNTED in basis else ""
 
 
+def drop_owner(basis: str) -> str:
+    """Returns the text of an effect without the incident that counts the loss."""
+    return basis.rpartition(_COUNTED)[0] if _COUNTED in basis else basis
+
+
 def describe_pace(compared: str, basis: str) -> str:
     """Returns how a job runs against its own past: `not slower than before the onset: step time 1.02 s, was 1.01 s`.
 
