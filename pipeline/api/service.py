@@ -84,8 +84,12 @@ def json_response(body: Any) -> Response:
 
 
 def parse_time(name: str, text: str) -> int:
-    """Parses a time of a request (UTC us). Raises UsageError."""
+    """Parses a time of a request (UTC us), from 1970 on: a span before it may begin before there are dates. Raises
+    UsageError."""
     try:
-        return from_iso(text)
+        found = from_iso(text)
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{name} = {text!r}: expected a time such as 2026-01-31T08:00:00.000000Z") from error
+    if found < 0:
+        raise UsageError(f"{name} = {text!r}: expected a time from 1970 on")
+    return found

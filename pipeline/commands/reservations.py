@@ -20,7 +20,7 @@ from pipeline.engine.people import People
 from pipeline.incidents.matchers import Matcher, are_equal
 from pipeline.incidents.silences import Silence, make_scope_matchers
 from pipeline.judging.mutes import MAX_MUTE_US
-from pipeline.model.errors import FleetpulseError, Unreachable, UsageError
+from pipeline.model.errors import FleetpulseError, Retryable, Unreachable, UsageError
 from pipeline.model.records import SECOND, Caller, iso
 
 log = logging.getLogger("fleetpulse.slurm")
@@ -168,7 +168,11 @@ class ReservationWatch:
         while not stop.wait(self.seconds):
             before = self.failures
             try:
-                self.apply(find_people())
+                people = find_people()
+            except Retryable:
+                continue  # the pipeline is starting
+            try:
+                self.apply(people)
             except (FleetpulseError, ValueError, KeyError) as error:
                 self.failures = {"": str(error)}
             fresh = [f"{name or 'all'}: {why}" for name, why in self.failures.items() if before.get(name) != why]

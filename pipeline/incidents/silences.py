@@ -18,7 +18,7 @@ from pipeline.config.sections import ANY
 from pipeline.incidents.matchers import Labels, Matcher, make_list, read_matcher
 from pipeline.judging.mutes import MAX_MUTE_US, Mute
 from pipeline.model.errors import UsageError
-from pipeline.model.records import LAST_TIME, SECOND, Incident, iso
+from pipeline.model.records import SECOND, Incident, iso
 from pipeline.model.topology import WORK, Topology, kind_of
 
 SEVERITY = {"page": "critical", "ticket": "warning", "watch": "info"}
@@ -35,6 +35,9 @@ ALERT_NAMES = {
 }
 MAINTENANCE_GRACE = 900 * SECOND
 """After the end of a maintenance window, findings that persist are judged: devices take minutes to settle. Chosen."""
+FARTHEST = 3653 * 86_400 * SECOND
+"""Latest start from now: ten years. Chosen: a later one is a typing error, and what is added to its end may be no
+date."""
 MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""
 SCOPE = "scope"
@@ -145,8 +148,8 @@ def check_silence(silence: Silence, now: int, longest: int = MAX_MUTE_US) -> Sil
     """Returns the silence. Raises UsageError if it ends before it starts or now, is too long, or has no reason."""
     if not silence.reason.strip():
         raise UsageError("reason: is empty; expected the reason, for the next person on call")
-    if max(silence.starts, silence.ends) > LAST_TIME - MAINTENANCE_GRACE:
-        raise UsageError(f"starts and ends: expected times before {iso(LAST_TIME)[:4]}-12-31T23:45:00Z")
+    if silence.starts > now + FARTHEST:
+        raise UsageError(f"starts = {iso(silence.starts)}: expected a time within ten years from now")
     if silence.ends <= max(now, silence.starts):
         raise UsageError(f"ends = {iso(silence.ends)}: expected a time after now and after starts")
     if silence.ends - max(silence.starts, now) > longest:

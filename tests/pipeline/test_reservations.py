@@ -20,7 +20,7 @@ from pipeline.config.sections import Config, Incidents
 from pipeline.incidents.audit import list_audit
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import make_scope_matchers
-from pipeline.model.errors import Unreachable
+from pipeline.model.errors import Retryable, Unreachable
 from pipeline.model.records import SECOND
 from tests.pipeline.living import HOUR, MINUTE, LivingSite
 from tests.slurm_cluster import Cluster, missing
@@ -88,6 +88,20 @@ def test_an_error_of_scontrol_is_logged_once_and_tried_again(site, monkeypatch, 
     watch.run(lambda: site.people, stop)
     assert (len(tries), caplog.text.count("no slurmctld")) == (3, 1)
     assert watch.as_json()["failures"] == [{"reservation": "", "reason": "scontrol: no slurmctld"}]
+
+
+def test_a_pipeline_that_starts_is_no_failure_of_reservations():
+    stop, tries = threading.Event(), []
+
+    def find_people():
+        tries.append(1)
+        if len(tries) == 3:
+            stop.set()
+        raise Retryable("the pipeline is starting")
+
+    watch = ReservationWatch(0.001)
+    watch.run(find_people, stop)
+    assert (len(tries), watch.as_json()["failures"]) == (3, [])
 
 
 def nodes_of(number):

@@ -41,6 +41,7 @@ def call(site):
         {"starts": FAR, "seconds": 3600},
         {"starts": "9999-12-31T23:00:00Z", "seconds": 3599},
         {"starts": "9999-12-30T00:00:00Z", "ends": FAR},
+        {"starts": "9999-12-01T00:00:00Z", "ends": "9999-12-30T00:00:00Z"},
         {"starts": "9999-12-31T23:59:59-14:00", "seconds": 1},
         {"starts": FIRST, "seconds": 3600},
         {"starts": FIRST, "ends": FAR},
@@ -68,6 +69,12 @@ def test_other_durations_and_times_of_people_are_answered_too(site, call):
     begun = call("POST", "/silences", {**SILENCE, "starts": FIRST, "ends": iso(site.now + HOUR)})
     assert (begun.status_code, begun.json()["starts"]) == (200, "0001-01-01T00:00:00.000000Z")
     assert "0001-01-01T00:00:00.000000Z" in {s["starts"] for s in call("GET", "/silences").json()["silences"]}
+
+
+@pytest.mark.parametrize("path", ["objectives?to=", "topology?time=", "topology?entity=node:n0&time="])
+@pytest.mark.parametrize("time", [FIRST, "0001-01-01T00:00:00%2B14:00", "1969-12-31T23:00:00Z", "x"])
+def test_times_before_there_are_any_are_400_wherever_they_are_asked_for(call, path, time):
+    assert call("GET", f"/{path}{time}").status_code == 400
 
 
 def test_a_token_lasts_for_days_that_are_a_date(tmp_path):
