@@ -272,7 +272,7 @@ class Play:
         typed = shown["targets"][0].partition(":")[2]
         body = {"plan": shown["plan"]["hash"], "comment": "looked at it", "typed": typed}
         status, said = self.served.call("POST", f"/acts/{act}/approve", body, token="dashboard", person="bob")
-        assert status == 200, said
+        assert status == 200, (said, shown["history"][-1])  # a refusal's reason is in the step
 
     def work(self) -> None:
         """One round of the executor, a second later."""
