@@ -7,9 +7,10 @@ change is one transaction with its history and audit; a refused attempt is an au
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -81,6 +82,15 @@ class Board:
         """Returns one act. Raises KeyError."""
         with self._lock:
             return self.read(ledger.load_act, id_)
+
+    @contextlib.contextmanager
+    def hold_version(self, id_: str, version: int | None) -> Iterator[None]:
+        """Keeps all acts as they are in the body, in which this one has the version; None: any. Raises KeyError,
+        Outdated."""
+        with self._lock:
+            if version is not None and (now := self.find(id_).version) != version:
+                raise Outdated(f"act {id_}: is version {now} now, not {version}: it was changed; read it again")
+            yield
 
     def describe(self, id_: str) -> dict[str, Any]:
         """Returns one act with its history, in the form of the API. Raises KeyError."""

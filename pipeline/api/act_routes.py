@@ -20,6 +20,7 @@ from pipeline.acts.executor import MAX_WAITS
 from pipeline.acts.remote import encode_facts
 from pipeline.api.guard import USER
 from pipeline.api.models import COMMENT_CHARACTERS, Strict, Text
+from pipeline.api.people_routes import answer_versioned, read_version
 from pipeline.api.service import get_context, json_response
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Caller
@@ -122,7 +123,7 @@ def propose(request: Request, wanted: NewAct) -> Response:
         wanted.key,
         who.is_person,
     )
-    return json_response(board.describe(made.id))
+    return answer_versioned(board.describe(made.id))
 
 
 @act_router.post("/acts/breaker/close")
@@ -135,25 +136,22 @@ def close_breaker(request: Request, why: Because) -> Response:
 @act_router.get("/acts/{act}")
 def describe(request: Request, act: str) -> Response:
     """One act with plan, guards, approvals and history."""
-    return json_response(_known(act, lambda: _board(request).describe(act)))
+    return answer_versioned(_known(act, lambda: _board(request).describe(act)))
 
 
 @act_router.post("/acts/{act}/approve")
 def approve(request: Request, act: str, given: PlanApproval) -> Response:
     """Approves the plan that was shown. Refused (403) for tokens, for the requester of what needs two people, for an
     expired act, and for a plan that has changed."""
-    who, board = _caller(request), _board(request)
+    who = _caller(request)
     said = (given.comment, given.break_glass, given.typed)
-    _known(act, lambda: board.approve(act, who, given.plan, who.is_person, *said))
-    return json_response(board.describe(act))
+    return _change(request, act, lambda board: board.approve(act, who, given.plan, who.is_person, *said))
 
 
 @act_router.post("/acts/{act}/cancel")
 def cancel(request: Request, act: str, why: Because) -> Response:
     """Cancels an act that has not begun."""
-    board = _board(request)
-    _known(act, lambda: board.cancel(act, _caller(request), why.comment))
-    return json_response(board.describe(act))
+    return _change(request, act, lambda board: board.cancel(act, _caller(request), why.comment))
 
 
 # --- the executor -------------------------------------------------------------------------------------
@@ -222,6 +220,18 @@ def _executor(request: Request, given: Name) -> Caller:
     token = _caller(request)
     origin = token.origin if given.executor == token else f"{token.origin}, token of {token}"
     return Caller(given.executor, token.role, origin, is_executor=True)
+
+
+def _change(request: Request, act: str, do: Callable[[Board], Act]) -> Response:
+    """Does what a person asked for to an act, if it has the version of `If-Match`, and returns it."""
+    board, version = _board(request), read_version(request)
+
+    def change() -> None:
+        with board.hold_version(act, version):
+            do(board)
+
+    _known(act, change)
+    return answer_versioned(board.describe(act))
 
 
 def _known(act: str, do: Callable[[], T]) -> T:

@@ -29,7 +29,10 @@ ACTS_PATH = "/api/v1/acts"
 EXECUTOR_PATH = "/api/v1/executor/"
 """What only a token of an executor may call: what carries out acts is not what asks for them."""
 _NOTE_PATHS = re.compile(r"/api/v1/incidents/[^/]+/(acknowledge|assign|comment|feedback|reopen|resolve)")
-_VERSIONED_PATHS = re.compile(r"/api/v1/(incidents/[^/]+/[a-z]+|silences/[^/]+(/expire)?|mutes/[^/]+/end|calibration)")
+_VERSIONED_PATHS = re.compile(
+    r"/api/v1/(incidents/[^/]+/[a-z]+|silences/[^/]+(/expire)?|mutes/[^/]+/end|calibration"
+    r"|acts/[^/]+/(approve|cancel))"
+)
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of text: a name must look like what it is."""
 

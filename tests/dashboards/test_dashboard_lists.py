@@ -213,6 +213,19 @@ def test_a_maintenance_window_is_added(api: Any) -> None:
     assert "Maintenance window added" in shown(test)
 
 
+@pytest.mark.slow
+def test_a_window_of_all_nodes_is_edited_without_its_matchers_which_are_too_long_for_a_form(api: Any) -> None:
+    nodes = "|".join(f"node:n{i:05d}" for i in range(12_500))
+    matcher = {"name": "scope", "value": nodes, "isRegex": True, "isEqual": True}
+    api.silences = [silence_table("s1", "maintenance", matchers=[matcher], text="scope=~… (12,500 values)")]
+    test = page(silences_script, opened="edit-s1")
+    assert "They are too long to be edited here." in shown(test)
+    test.text_input(key="edit-s1-1-reason").set_value("longer")
+    test.button(key="edit-s1-1-save").click().run()
+    path, body = api.posted[-1]
+    assert (path, body["matchers"], body["reason"]) == ("silences/s1", None, "longer")
+
+
 def test_matchers_are_written_as_they_are_read() -> None:
     row = {"name": "rack", "value": 'a"b\\', "isRegex": True, "isEqual": False}
     assert write_matcher(row) == 'rack!~"a\\"b\\\\"'

@@ -106,6 +106,15 @@ def test_an_acknowledgement_in_pagerduty_is_one_here_by_the_person_once(served: 
     assert served.get(f"/api/v1/incidents/{incident}")["resolved"] is None, "the fault is still there"
 
 
+def test_codes_in_what_pagerduty_reports_are_removed(served: Served) -> None:
+    incident = served.open_incident()
+    eve = {"type": "user_reference", "summary": "Eve\u202e\x1b[2J"}
+    for _ in range(2):
+        assert served.report("acknowledged", incident, agent=eve).status_code == 200
+    rows = served.get(f"/api/v1/incidents/{incident}")["history"]
+    assert [row["actor"] for row in rows] == ["fleetpulse", "pagerduty:Eve  [2J"]
+
+
 def test_only_pagerdutys_signature_opens_its_route_and_opens_nothing_else(served: Served) -> None:
     incident = served.open_incident()
     assert served.report("acknowledged", incident, secret="wrong").status_code == 401

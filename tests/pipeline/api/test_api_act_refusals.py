@@ -304,3 +304,17 @@ def test_a_flood_of_made_up_senders_does_not_fill_the_audit(site):
         site.send_events(f"evil{number}", lost("gpu:h2.0"))
     watch(site, site.drain()).run()
     assert len(list_audit(site.database.connection)) == MOST_SENDERS
+
+
+def test_an_act_that_changed_since_it_was_read_is_neither_approved_nor_cancelled(served):
+    act = served.propose(**person(served, "alice"))
+    approval, why = {"plan": act["plan"]["hash"], "comment": "yes"}, {"comment": "no"}
+    old, now = ({"If-Match": f'"{version}"'} for version in (act["version"] - 1, act["version"]))
+    bob = person(served, "bob")
+    assert served.call("POST", f"/acts/{act['id']}/approve", approval, headers=old, **bob)[0] == 412
+    assert served.call("POST", f"/acts/{act['id']}/cancel", why, headers=old, **bob)[0] == 412
+    assert served.call("POST", "/acts/none/cancel", why, headers=old, **bob)[0] == 404
+    status, approved = served.call("POST", f"/acts/{act['id']}/approve", approval, headers=now, **bob)
+    assert (status, approved["state"], approved["version"] > act["version"]) == (200, "approved", True)
+    assert served.call("POST", f"/acts/{act['id']}/cancel", why, headers=now, **bob)[0] == 412
+    assert served.call("POST", f"/acts/{act['id']}/cancel", why, **bob)[0] == 200

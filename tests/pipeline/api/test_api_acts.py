@@ -60,12 +60,13 @@ class Served:
         file = tokens.find_role_file(folder / "store.duckdb")
         return tokens.create_role_token(file, owner, role, 0, "test", self.site.now, **rights)[1]
 
-    def call(self, method, path, body=None, token="operator", person=None):
+    def call(self, method, path, body=None, token="operator", person=None, headers=None):
         """(status, answer) of a call with one of the tokens, for a person if one is named."""
         import urllib.error
         import urllib.request
 
-        headers = {"Authorization": f"Bearer {self.tokens[token]}", "Content-Type": "application/json"}
+        given = {"Authorization": f"Bearer {self.tokens[token]}", "Content-Type": "application/json"}
+        headers = {**given, **(headers or {})}
         if person:
             headers |= {"Fleetpulse-User": person, "Fleetpulse-Role": "operator"}
         data = None if body is None else json.dumps(body).encode()
