@@ -24,6 +24,7 @@ from pipeline.incidents.job_loss import (
     Moment,
     read_fact,
 )
+from pipeline.incidents.job_pace import MINUTE
 from pipeline.incidents.jobs import JobBook, Parts
 from pipeline.incidents.loss_claims import LossClaims
 from pipeline.incidents.reach import Reach, find_reach, natural_order, split_nodes
@@ -110,6 +111,9 @@ class ImpactBook:
         read_losses: incident -> what it cost before, for one that is reopened.
         """
         self._note_facts(findings)
+        time = min(
+            time, self.jobs.time or time
+        )  # the clock is ahead while telemetry is read late: no job hangs by that
         merged = list[tuple[Tracked, str]]()
         for change in changes:
             incident = change.incident
@@ -279,6 +283,9 @@ class ImpactBook:
         now = Moment(time, incident.onset, fact, incident.id, find_owner, self._claims)
         if job is not None and job.ended is not None and job.ended <= time:
             loss.end(job.ended, 0 if pace is None else pace.moved_at, now)
+            return
+        if time < incident.onset - MINUTE:
+            loss.wait(now)
             return
         if loss.stopped and job is not None:
             runs = job.started if pace is None else pace.moved_at if pace.moved_at > loss.counted else None

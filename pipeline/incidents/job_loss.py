@@ -192,6 +192,11 @@ class JobLoss:
             self._leave_to(owner, now)
         return not self.stopped
 
+    def wait(self, now: Moment) -> None:
+        """The telemetry is not read up to the onset yet: what is known of the job stays, which is mostly nothing."""
+        if not self.basis:
+            self.basis = f"slowdown not measured: telemetry is read up to {iso(now.time)[:19]}Z"
+
     def judge_by_facts(self, now: Moment) -> None:
         """Without steps: findings say whether a rank is lost, or the job makes no progress."""
         if now.fact is None or now.fact.state == "cut":
@@ -270,7 +275,8 @@ class JobLoss:
         """The job makes no step: all of it is lost, unless it hung before this incident began."""
         owner, before = now.find_owner(pace.moved_at, "pace"), self.share
         self.slowdown, self.share = None, 0.0
-        if self._is_earlier(pace.moved_at, owner, now):
+        silent = max(pace.reported_at, pace.moved_at) < now.onset - MINUTE  # it may have ended: that is known late
+        if silent or self._is_earlier(pace.moved_at, owner, now):
             since = short_duration((now.onset - pace.moved_at) / SECOND)
             self.state, self.basis = "unknown", f"slowdown not measured: no step since {since} before the onset"
         else:

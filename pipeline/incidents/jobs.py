@@ -132,7 +132,7 @@ class JobBook:
         self, jobs: Iterable[Job], minutes: Iterable[tuple[str, Minute]], time: int, moved: Mapping[str, int]
     ) -> None:
         """Restores stored jobs, and their minutes, oldest first. moved: job -> its newest step, of those with one."""
-        self.time, self.jobs = time, {job.entity: job for job in jobs}
+        self.time, self.jobs = max(moved.values(), default=time), {job.entity: job for job in jobs}
         for job, minute in minutes:
             pace = self.paces.jobs.setdefault(job, JobPace())
             pace.append(minute)

@@ -14,18 +14,19 @@ from pipeline.incidents.cases import Change
 from pipeline.incidents.impact_rows import ImpactWriter, load_books, read_impact
 from pipeline.incidents.job_loss import read_fact
 from pipeline.incidents.loss_claims import LossClaims
-from pipeline.model.records import Event, Finding, Incident, Level
+from pipeline.model.records import SECOND, Event, Finding, Incident, Level
 from pipeline.store.database import Database
 from tests.pipeline.test_impact import MINUTE, World
 
 
 def lost(world: World, job: str = "job:81") -> float:
     """Returns the GPU-hours of a job over all open incidents."""
-    return sum(j["lost_gpu_hours"] for i in world.book.tracked for j in world.impact(i)["jobs"] if j["job"] == job)
+    jobs = [j for i in world.book.tracked for j in world.impact(i)["jobs"]]
+    return float(sum(j["lost_gpu_hours"] for j in jobs if j["job"] == job))
 
 
 def rate(world: World) -> float:
-    return sum(world.impact(i)["lost_gpu_hours_per_hour"] for i in world.book.tracked)
+    return float(sum(world.impact(i)["lost_gpu_hours_per_hour"] for i in world.book.tracked))
 
 
 def end_job(world: World, *numbers: int, at: int | None = None) -> dict[str, tuple[str, ...]]:
@@ -420,3 +421,48 @@ def test_a_job_that_ended_before_the_onset_loses_nothing_by_it() -> None:
     start_job(world, ranks)
     world.run(5)
     assert (world.job()["state"], world.impact()["lost_gpu_hours"]) == ("unknown", 0.0)
+
+
+# --- telemetry that is read late ----------------------------------------------------------------------
+
+
+def test_a_clock_ahead_of_the_telemetry_makes_no_job_hang() -> None:
+    world = World()
+    world.run(90)
+    opened = world.open("gpu:n0.3")
+    world.run(5)
+    ahead = world.time + 30 * MINUTE
+    world.book.publish([Change("acknowledged", opened, ahead, "ann")], [], ahead)
+    assert (world.job()["state"], world.job()["lost_gpu_hours"]) == ("unaffected", 0.0)
+
+
+def test_a_page_whose_onset_the_telemetry_has_not_reached_says_no_state_of_jobs() -> None:
+    world = World()
+    world.hooked = {"job:82"}
+    world.run(30)
+    world.find("telemetry", "gpu:n0.3", "host")
+    world.open("gpu:n0.3", onset=world.time + 5 * MINUTE)
+    assert (world.job()["state"], world.job()["basis"][:47]) == (
+        "unknown",
+        "slowdown not measured: telemetry is read up to ",
+    )
+    world.run(4.5)
+    world.find("telemetry", "gpu:n0.3", "host")
+    world.run(1.5)
+    assert world.job()["state"] == "lost"
+
+
+def test_a_job_whose_ranks_were_silent_before_the_onset_is_not_lost_by_it() -> None:
+    world = World()
+    world.run(90)
+    world.topology.remove_entities([e for e in world.topology.parents if e.startswith("rank:82.")])
+    world.hooked = {"job:81"}
+    world.book.jobs.places.version += 1
+    for _ in range(18):
+        world.time += 10 * SECOND
+        world.book.jobs.time = world.time
+    world.find("telemetry", "gpu:n7.3", "host")
+    world.open("gpu:n7.3")
+    assert world.job("job:82")["state"] == "unknown"
+    assert world.job("job:82")["basis"] == "slowdown not measured: no step since 3 min before the onset"
+    assert world.impact()["lost_gpu_hours_per_hour"] == 0.0
