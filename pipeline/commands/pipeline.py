@@ -51,10 +51,6 @@ from pipeline.store.latest import CurrentValues
 from pipeline.store.retention import count_losses
 
 log = logging.getLogger("fleetpulse.pipeline")
-SHOWN = 3
-"""Unknown entities that a warning names. Chosen: a misspelt one is among them."""
-MOST_LOOKED_UP = 200
-"""Most entities of a maintenance window that are looked up: those of a request. Chosen."""
 MOST_REPLAYED = 5000
 """Messages among which those that are sent again are shown. Chosen: more than a receiver is refused in a day."""
 
@@ -124,7 +120,7 @@ class PipelineBackend:
     def add_mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
         """Adds a mute. Raises UsageError if it is invalid."""
         made = self.people.mute(detector, scope, seconds, reason, user)
-        return {**made.as_json(), "warning": self.people.describe_unknown_scope(scope)}
+        return {**made.as_json(), "warning": self.people.describe_unknown_scopes((scope,))}
 
     def end_mute(self, mute: str, user: str, version: int | None = None) -> Mapping[str, Any]:
         """Ends a mute now. Raises KeyError if it is not active."""
@@ -180,8 +176,7 @@ class PipelineBackend:
 
     def warn_unknown_scopes(self, scopes: Sequence[str]) -> str:
         """See `Backend.warn_unknown_scopes`."""
-        found = list(filter(None, map(self.people.describe_unknown_scope, scopes[:MOST_LOOKED_UP])))
-        return "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+        return self.people.describe_unknown_scopes(scopes) if scopes else ""
 
     def preview_silence(self, matchers: Sequence[str | Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """See `Backend.preview_silence`."""

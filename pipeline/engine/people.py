@@ -35,7 +35,7 @@ from pipeline.incidents.silences import (
     make_scope_matchers,
     save_silence,
 )
-from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_scope
+from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_scopes
 from pipeline.model.errors import Outdated, Refused, UsageError
 from pipeline.model.records import SECOND, Event, Incident
 
@@ -408,9 +408,9 @@ class People:
             engine.finding_filter.mutes.append(mute)
         return mute
 
-    def describe_unknown_scope(self, scope: str) -> str:
-        """Returns a warning for a mute with an unknown scope; "" if it is known."""
-        return warn_unknown_scope(scope, self.engine.topology, self.engine.devices.has_device)
+    def describe_unknown_scopes(self, scopes: Sequence[str]) -> str:
+        """Returns a warning about unknown entities of a mute or maintenance window; "" if all are known."""
+        return warn_unknown_scopes(scopes, self.engine.topology, self.engine.devices.has_device)
 
     def unmute(self, id_: str, user: str, version: int | None = None) -> Mute:
         """Ends a mute now. Raises KeyError if there is no active mute of that id."""

@@ -62,6 +62,9 @@ MAX_MUTE_US = 30 * 86_400 * SECOND
 MAX_MUTES = 1000
 """Most active mutes; each is compared with every finding. Chosen."""
 
+SHOWN_UNKNOWN = 3
+"""Unknown entities that a warning names. Chosen: a misspelt one is among them."""
+
 _GROUP_KINDS = frozenset({"fleet", "site"})
 """Kinds that findings name, but that are not in the topology."""
 
@@ -217,15 +220,25 @@ def check_mute(detector: str, scope: str, seconds: float, reason: str, known: It
 
 def warn_unknown_scope(scope: str, topology: Topology, sends: Callable[[str], bool]) -> str:
     """Returns a warning for an unknown scope, empty for a known one. It is not an error, since it may appear later."""
+    return warn_unknown_scopes((scope,), topology, sends)
+
+
+def warn_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool]) -> str:
+    """Returns a warning that names the first unknown scopes; empty if all are known."""
     above = {e for parents in topology.parents.values() for e in parents}
-    known = (
-        scope == ANY or kind_of(scope) in _GROUP_KINDS or sends(scope) or scope in topology.parents or scope in above
-    )
-    if known:
-        return ""
-    near = difflib.get_close_matches(scope, {*topology.parents, *above}, 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"scope = {scope!r}: unknown entity; no effect until it appears{hint}"
+
+    def is_known(scope: str) -> bool:
+        named = scope == ANY or kind_of(scope) in _GROUP_KINDS
+        return named or sends(scope) or scope in topology.parents or scope in above
+
+    unknown = [scope for scope in scopes if not is_known(scope)]
+    said = []
+    for scope in unknown[:SHOWN_UNKNOWN]:
+        near = difflib.get_close_matches(scope, {*topology.parents, *above}, 1) if len(unknown) == 1 else []
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        said.append(f"scope = {scope!r}: unknown entity; no effect until it appears{hint}")
+    more = f"; and {len(unknown) - SHOWN_UNKNOWN} more" if len(unknown) > SHOWN_UNKNOWN else ""
+    return "; ".join(said) + more
 
 
 def _with(finding: Finding, **more: Any) -> Finding:

@@ -80,7 +80,7 @@ def test_an_invalid_mute_is_a_usage_error(mutes: Call, words: tuple[str, ...], s
 def test_a_mute_for_an_unknown_entity_is_created_with_a_warning(mutes: Call) -> None:
     code, out, err = mutes("add", "straggler", "node:typo", *ADD[3:])
     assert (code, "node:typo" in out) == (0, True)
-    assert "unknown entity; the mute has no effect until it appears" in err
+    assert "unknown entity; no effect until it appears" in err
     assert err.count("\n") == 1
 
 
