@@ -155,9 +155,8 @@ def check_matcher(made: Matcher) -> Matcher:
         raise UsageError(f"matcher {made.name}: longer than {MAX_MATCHER_CHARACTERS} characters")
     if made.is_regex:
         try:
-            pc.match_substring_regex(
-                pa.scalar(""), made.value
-            )  # by itself: `a)|(?:b` is a pattern in parentheses alone
+            # by itself first: `a)|(?:b` is a pattern only within parentheses
+            pc.match_substring_regex(pa.scalar(""), made.value)
             _fits(made.value, "")
         except pa.ArrowInvalid as error:
             raise UsageError(f"matcher {made.shorten()}: {error}") from error
