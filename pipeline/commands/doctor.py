@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands import doctor_senders, doctor_slurm
+from pipeline.commands import doctor_dashboard, doctor_senders, doctor_slurm
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
 from pipeline.config.addresses import hide_in_text
@@ -341,6 +341,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     transport,
     topology,
     api,
+    doctor_dashboard.check_dashboard,
     receivers,
     doctor_senders.check_gateway,
     doctor_senders.check_rejected,

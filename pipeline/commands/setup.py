@@ -90,7 +90,9 @@ def write_text(answers: Answers, token_file: Path | None, receiver: Sequence[str
     if answers.packaged and answers.role != "node":
         lines += ["[store]", 'path = "/var/lib/fleetpulse-server/store.duckdb"']
     if token_file is not None:
-        lines += ["[api]", f"token_file = {_quote(str(token_file.absolute()))}"]
+        tokens_line = f"token_file = {_quote(str(token_file.absolute()))}"
+        lines += ["[api]", tokens_line]
+        lines += [] if answers.packaged else ["[dashboard]", tokens_line]  # units pass it to the dashboard
     if answers.gpus:
         lines += ["[collector.pci]", f"gpus_expected = {answers.gpus}"]
     return "\n".join([*lines, *receiver]) + "\n"

@@ -34,9 +34,13 @@ def base_url(config: Config) -> str:
     return f"http://[{host}]:{config.api.port}" if ":" in host else f"http://{host}:{config.api.port}"
 
 
-def get(config: Config, path: str, timeout: float = 5.0) -> tuple[int, Any]:
-    """Returns (status, JSON) of a GET, also for an error status. Raises Unreachable, NoAnswer after the timeout."""
-    return _send(config, urllib.request.Request(base_url(config) + path), timeout)
+def get(config: Config, path: str, timeout: float = 5.0, token: str = "") -> tuple[int, Any]:
+    """Returns (status, JSON) of a GET, also for an error status. Raises Unreachable, NoAnswer after the timeout.
+
+    token: instead of that of this configuration.
+    """
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return _send(config, urllib.request.Request(base_url(config) + path, headers=headers), timeout)
 
 
 def query(config: Config, text: str) -> tuple[list[str], list[list[Any]], bool]:
@@ -87,7 +91,7 @@ def download(config: Config, path: str, timeout: float = 60.0) -> tuple[bytes, s
 def _send(config: Config, request: urllib.request.Request, timeout: float, is_file: bool = False) -> tuple[int, Any]:
     """Returns (status, JSON); of a file (bytes, Content-Disposition)."""
     token = os.environ.get(TOKEN_VARIABLE) or (config.api.token_file and read_token(config.api.token_file))
-    if token:
+    if token and not request.has_header("Authorization"):
         request.add_header("Authorization", f"Bearer {token.strip()}")
     try:
         with _OPENER.open(request, timeout=timeout) as answer:

@@ -49,6 +49,7 @@ def test_four_answers_make_a_server_with_tokens_and_three_commands(tmp_path: Pat
     drop_in = path.parent / "systemd/system/fleetpulse-pipeline.service.d/on-call.conf"
     assert drop_in.read_text() == f"[Service]\nLoadCredential=on-call.secret:{path.parent}/on-call.secret\n"
     assert config.api.token_file == path.parent / "tokens"
+    assert config.dashboard.token_file is None  # its unit passes it
     assert (path.parent / "tokens").stat().st_mode & 0o777 == 0o600
     assert said[said.index("Next:") + 1 :] == [
         "    fleetpulse init",
@@ -82,6 +83,7 @@ def test_enter_five_times_makes_one_host_without_a_broker(tmp_path: Path) -> Non
     config = load_config(path, {})
     assert (config.pipeline.transport, config.notify.webhooks, config.collector) == ("spool", (), {})
     assert said[-1].strip() == f"fleetpulse up --config {path}"
+    assert config.dashboard.token_file == config.api.token_file == tmp_path / "tokens", "else its pages show no data"
 
 
 def test_flags_ask_nothing_and_a_node_gets_no_tokens(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""The check of `fleetpulse doctor` on the dashboard's right to read: without it, its pages show no data."""
+
+from __future__ import annotations
+
+from pipeline.commands.checks import Check
+from pipeline.commands.installed import is_node
+from pipeline.config.sections import Config
+from pipeline.http import client
+from pipeline.model.errors import FleetpulseError
+from pipeline.runtime.systemd import UNIT_FOLDER
+
+NAME = "dashboard"
+
+
+def check_dashboard(config: Config) -> Check:
+    """Asks the API what the dashboard asks, with the token that it takes: that of the first line of its file."""
+    path, meaning = config.dashboard.token_file, "the pages of the dashboard show no data"
+    if is_node():
+        return Check(NAME, "info", "a node has none")
+    if path is None and config.api.token_file is None:
+        return Check(NAME, "ok", "the API asks for no token")
+    if path is None and UNIT_FOLDER.is_dir():
+        return Check(NAME, "info", "its unit passes the token to it")
+    if path is None:
+        found = "[dashboard] token_file is not set, and the API asks for a token"
+        return Check(NAME, "fail", found, meaning, f'[dashboard] token_file = "{config.api.token_file}"')
+    try:
+        first = next((line.strip() for line in path.read_text().splitlines() if line.strip() and line[0] != "#"), "")
+    except (OSError, UnicodeDecodeError) as error:
+        return Check(NAME, "fail", f"[dashboard] token_file {path} cannot be read: {error}", meaning, "doctor as root")
+    try:
+        status, _ = client.get(config, "/api/v1/fleet", token=first.rpartition(":")[2])
+    except FleetpulseError as error:
+        return Check(NAME, "info", f"not known: {error}")
+    if status in (401, 403):
+        found = f"[dashboard] token_file {path}: the API refuses its first token (HTTP {status})"
+        return Check(NAME, "fail", found, meaning, "fleetpulse token list; a token of a viewer, first in that file")
+    return Check(NAME, "ok", "the API accepts its token")

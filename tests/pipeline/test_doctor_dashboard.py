@@ -1,0 +1,46 @@
+"""The doctor finds a dashboard that may not read the API: its pages would show no data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import doctor_dashboard
+from pipeline.commands.doctor_dashboard import check_dashboard
+from pipeline.config.dashboard import Dashboard
+from pipeline.config.sections import Api, Config
+from tests.pipeline.api.test_api_acts import Served
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    made = Served(tmp_path, monkeypatch)  # type: ignore[no-untyped-call]
+    yield made
+    made.close()  # type: ignore[no-untyped-call]
+
+
+def test_a_token_that_the_api_accepts_is_ok_and_another_one_fails(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    config = dataclasses.replace(served.config, dashboard=Dashboard(token_file=file))
+    file.write_text(f"# written by init\ndashboard:{served.tokens['viewer']}\noperator:x\n")
+    assert check_dashboard(config).state == "ok"
+    file.write_text(f"dashboard:{'0' * 32}\noperator:{served.tokens['operator']}\n")
+    found = check_dashboard(config)
+    assert (found.state, "the API refuses its first token (HTTP 401)" in found.found) == ("fail", True)
+    file.unlink()
+    assert "cannot be read" in check_dashboard(config).found
+
+
+def test_without_a_token_for_the_dashboard_it_fails_unless_its_unit_passes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_dashboard(Config()).state == "ok"
+    config = Config(api=Api(token_file=tmp_path / "tokens"))
+    monkeypatch.setattr(doctor_dashboard, "UNIT_FOLDER", tmp_path / "none")
+    found = check_dashboard(config)
+    assert (found.state, found.fix) == ("fail", f'[dashboard] token_file = "{tmp_path / "tokens"}"')
+    monkeypatch.setattr(doctor_dashboard, "UNIT_FOLDER", tmp_path)
+    assert check_dashboard(config).state == "info"
