@@ -310,6 +310,40 @@ def test_a_secret_that_the_inventory_no_longer_has_leaves_the_host(
 
 
 @pytest.mark.ansible
+def test_a_host_in_both_groups_has_the_package_of_the_server_alone_and_runs_its_agent_too(tmp_path: Path) -> None:
+    """The agent's package replaced the server's, and the run was green."""
+    groups = {"fleetpulse_server": {"hosts": {"both": {}}}, "fleetpulse_nodes": {"hosts": {"both": {}, "node": {}}}}
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+    words = [find_program(), "-i", str(tmp_path / "inventory.yml"), str(ANSIBLE / "site.yml"), "--list-hosts"]
+    said = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+    assert [re.findall(r"^ {6}(\w+)$", part, re.MULTILINE) for part in said.split("play #")[1:]] == [["both"], ["node"]]
+
+    (refusal,) = [
+        task
+        for task in yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
+        if task["name"].startswith("Does the agent's package")
+    ]
+    told = {"ansible.builtin.debug": {"msg": "units {{ fleetpulse_units | join(' ') }} of {{ inventory_hostname }}"}}
+    play = {"gather_facts": False, "connection": "local", "tasks": [told, refusal]}
+    values = DEFAULTS | {"ansible_python_interpreter": sys.executable}
+
+    def run(hosts: str, kind: str) -> tuple[int, str]:
+        play.update({"hosts": hosts, "vars": values | {"fleetpulse_kind": kind}})
+        (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+        line = [*words[:3], str(tmp_path / "play.yml")]
+        done = subprocess.run(line, env=environ, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    code, said = run("both", "server")
+    assert (code, "units fleetpulse-pipeline fleetpulse-dashboard fleetpulse-agent of both" in said) == (0, True), said
+    code, said = run("node", "agent")
+    assert (code, "units fleetpulse-agent of node" in said) == (0, True), said
+    code, said = run("both", "agent")
+    assert (code, "expected a play for nodes with hosts: fleetpulse_nodes:!" in said) == (2, True), said
+
+
+@pytest.mark.ansible
 @pytest.mark.parametrize("playbook", ["site.yml", "uninstall.yml"])
 def test_ansible_reads_the_playbooks(playbook: str, tmp_path: Path) -> None:
     words = [find_program(), "-i", "inventory.example.yml", "--syntax-check", playbook]
