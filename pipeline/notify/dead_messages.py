@@ -3,7 +3,9 @@
 A receiver may have accepted later messages of the same incident or group. A dead one below them would take them back:
 what it fired would fire for ever, and what it ended would seem to be over. So the newest state is sent again in its
 place, as a new message, since receivers may drop a key that they know. Where routes or inhibition decide about
-messages, they decide again: what would be sent by itself is held first, and what waits already counts as said later.
+messages, they decide again about what fires: what would be sent by itself is held first, as a new message, since it may
+get another text, and what waits already counts as said later. What was sent before and is over is not held: its
+receiver may have taken it although it refused it, so its last page and its end are sent.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pipeline.notify import held_rows
 from pipeline.notify.alertmanager import EXTENSION, RECEIVER_PREFIX, make_body
 from pipeline.notify.groups import GROUP_PREFIX
 from pipeline.notify.held_messages import Store
+from pipeline.notify.retention import EXPIRED
 
 AT_A_TIME = 100
 """Incidents and groups of one transaction: 25 to 50 ms of CPU, in which nothing else is written. Chosen."""
@@ -34,9 +37,10 @@ WHERE state = 'dead' AND (receiver = $2 OR list_contains($1::VARCHAR[], id)
 AND (part_of IS NULL OR part_of NOT IN (SELECT id FROM outbox WHERE state = 'dead'))
 GROUP BY ALL ORDER BY ALL
 """
-_ROWS = """
+_ROWS = f"""
 SELECT o.receiver, o.incident, o.id, o.number, o.kind, o.state, o.payload,
-    o.part_of IS NOT NULL AND o.state NOT IN ('dead', 'muted')
+    o.part_of IS NOT NULL AND o.state NOT IN ('dead', 'muted'),
+    o.attempts > 0 OR starts_with(o.answer, '{EXPIRED}')
 FROM outbox o JOIN (SELECT unnest($1::VARCHAR[]) AS receiver, unnest($2::VARCHAR[]) AS incident,
                            unnest($3::INTEGER[]) AS first) t
     ON o.receiver = t.receiver AND o.incident = t.incident AND o.number >= t.first
@@ -45,9 +49,8 @@ WHERE o.state IN ('pending', 'delivered', 'grouped', 'held') OR (o.state = 'mute
 ORDER BY o.number
 """
 _SEND = """
-UPDATE outbox SET state = CASE WHEN list_contains($2::VARCHAR[], id) THEN 'held' ELSE 'pending' END, attempts = 0,
-    answer = concat('sent again by ', $3), part_of = NULL,
-    created = make_timestamptz($4::BIGINT), next_attempt = make_timestamptz($4::BIGINT)
+UPDATE outbox SET state = 'pending', attempts = least(attempts, 1), answer = concat('sent again by ', $2),
+    part_of = NULL, created = make_timestamptz($3::BIGINT), next_attempt = make_timestamptz($3::BIGINT)
 WHERE list_contains($1::VARCHAR[], id)
 """
 _SEND_PARTS = """
@@ -62,7 +65,10 @@ UPDATE outbox SET state = CASE WHEN n.message = '' THEN 'muted' ELSE 'grouped' E
     part_of = CASE WHEN n.message = '' THEN part_of ELSE n.message END
 FROM {_REPLACED} n WHERE outbox.part_of = n.id AND outbox.state = 'dead' RETURNING outbox.id
 """
-_MOVE = "UPDATE outbox SET number = $2 WHERE id = $1"
+_MOVE = """
+UPDATE outbox SET number = n.place
+FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::INTEGER[]) AS place) n WHERE outbox.id = n.id
+"""
 Kind = Literal["firing", "resolved", "update"]
 Thread = tuple[str, str]
 """Receiver, and incident or group."""
@@ -70,7 +76,11 @@ Thread = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A message of an incident or a group for one receiver. is_said: whether a message of a group says it."""
+    """A message of an incident or a group for one receiver.
+
+    is_said:  whether a message of a group says it.   was_sent: whether nothing held it back, so that it was sent, or
+              waited for its receiver for a week.
+    """
 
     id: str
     number: int
@@ -78,6 +88,7 @@ class _Row:
     state: str
     text: str
     is_said: bool
+    was_sent: bool
 
     @property
     def body(self) -> dict[str, Any]:
@@ -106,12 +117,13 @@ class _Plan:
     """What becomes of the dead messages of a thread; those that are not sent are replaced.
 
     sent:  by themselves.   newest: new messages that are sent after them.   place: number of the first of these, among
-           those of the thread; None: after all others.
+           those of the thread; None: after all others.   is_over: whether nothing of it may wait.
     """
 
     sent: Sequence[_Row] = ()
     newest: Sequence[tuple[Kind, dict[str, Any]]] = ()
     place: int | None = None
+    is_over: bool = False
 
     @property
     def repeats(self) -> bool:
@@ -121,23 +133,22 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Changes:
-    """What one transaction changes. held: those of `sent` that are held first.
-
-    replaced: (id, thread).   new: (message, thread, place).
-    """
+    """What one transaction changes. replaced: (id, thread).   new: (message, thread, place)."""
 
     sent: list[str] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
     replaced: list[tuple[str, Thread]] = field(default_factory=list)
     new: list[tuple[Payload, Thread, int | None]] = field(default_factory=list)
 
     def add(self, thread: Thread, rows: Sequence[_Row], plan: _Plan, holds: bool, time: int) -> None:
         """Adds what becomes of a thread."""
-        sent = [row.id for row in plan.sent]
+        waits = holds and not plan.is_over
+        sent = [] if waits else [row.id for row in plan.sent]
         self.sent += sent
-        self.held += sent if holds else []
         self.replaced += [(row.id, thread) for row in rows if row.is_dead and row.id not in sent]
-        if_new: Literal["held", "pending"] = "held" if holds and plan.repeats else "pending"
+        for row in plan.sent if waits else ():
+            payload = Payload(thread[1], thread[0], row.kind, row.text, time, "held", of_group=True)
+            self.new.append((payload, thread, row.number))
+        if_new: Literal["held", "pending"] = "held" if waits and plan.repeats else "pending"
         for at, (kind, body) in enumerate(plan.newest):
             text = json.dumps(body, separators=(",", ":"))
             # as of a group: an end is written also where the newest message is an end
@@ -184,14 +195,15 @@ def _plan_all(
 
 def _write(connection: duckdb.DuckDBPyConnection, changes: _Changes, user: str, time: int) -> list[str]:
     """Writes what becomes of dead messages; returns their ids, with those of what messages of groups say."""
-    connection.execute(_SEND, [changes.sent, changes.held, user, time])
+    connection.execute(_SEND, [changes.sent, user, time])
     parts = connection.execute(_SEND_PARTS, [changes.sent]).fetchall()
     made: dict[Thread, str] = {}
     ids = ledger.write_payloads(connection, [payload for payload, _, _ in changes.new])
-    for id_, (_, thread, place) in zip(ids, changes.new, strict=True):
+    for id_, (_, thread, _) in zip(ids, changes.new, strict=True):
         made.setdefault(thread, id_)
-        if place is not None:
-            connection.execute(_MOVE, [id_, place])
+    moved = [(id_, place) for id_, (_, _, place) in zip(ids, changes.new, strict=True) if place is not None]
+    if moved:
+        connection.execute(_MOVE, [list(column) for column in zip(*moved, strict=True)])
     if changes.replaced:
         later = "replaced by a later message"
         again = f"{later}, which was sent again by {user}"
@@ -212,7 +224,7 @@ def _plan(rows: Sequence[_Row], fires: bool, holds: bool, time: int) -> _Plan:
     states = [row for row in rows if row.kind != "update" and row.state != "muted"]
     accepted = [row for row in states if not row.is_dead and not row.is_held]
     if not accepted and (holds or all(row.is_dead for row in states)):
-        return _plan_unsent(rows, states, fires)
+        return _plan_unsent(rows, states, fires, holds, time)
     last = states[-1]
     if accepted and any(row.is_held and row.kind == "firing" for row in states):
         return _plan_before_held(rows, states, accepted[-1], time)
@@ -224,18 +236,28 @@ def _plan(rows: Sequence[_Row], fires: bool, holds: bool, time: int) -> _Plan:
     if last.kind == "firing":
         taken = [row for row in behind if row.acknowledges][-1:]
         return _Plan(updates, [("firing", _merge(states, time)), *(("update", row.body) for row in taken)])
-    pages = [row for row in dead if row.kind == "firing"][-1:]
-    return _Plan([*pages, *updates], [("resolved", _merge(states, time))])
+    return _plan_end(states, updates, holds, time)
 
 
-def _plan_unsent(rows: Sequence[_Row], states: Sequence[_Row], fires: bool) -> _Plan:
+def _plan_end(states: Sequence[_Row], updates: Sequence[_Row], holds: bool, time: int) -> _Plan:
+    """Returns what is sent of a thread that is over: its last dead page, and the end of all after it. A page that was
+    held back when it died is not: it ended first."""
+    pages = [row for row in states if row.is_dead and row.kind == "firing" and (row.was_sent or not holds)]
+    return _Plan([*pages[-1:], *updates], [("resolved", _merge(states, time))], is_over=True)
+
+
+def _plan_unsent(rows: Sequence[_Row], states: Sequence[_Row], fires: bool, holds: bool, time: int) -> _Plan:
     """Returns what is sent of a thread of which nothing was accepted since: all of it as it is, and again that somebody
-    acknowledged it, which its receiver could not know of an alert that it did not have."""
+    acknowledged it, which its receiver could not know of an alert that it did not have. Where routes or inhibition
+    decide, what was sent before and is over is sent as its last page and the end."""
     behind = rows[rows.index(states[-1]) + 1 :] if states else rows
     sent = list(states)
     while fires and sent and sent[-1].is_dead and sent[-1].kind == "resolved":
         sent.pop()  # it returned while its receiver was not configured
     ends = [row for row in behind if row.kind == "resolved" and not fires]  # never sent, as the page was not
+    known = [*states, *ends[-1:]]
+    if holds and not fires and known and known[-1].kind == "resolved" and any(row.was_sent for row in states):
+        return _plan_end(known, [row for row in behind if row.is_dead and row not in ends], holds, time)
     taken = [row for row in behind if row.acknowledges][-1:] if sent and sent[-1].kind == "firing" else []
     again = [row for row in behind if row.is_dead or (row in taken and row.state in ("delivered", "muted"))]
     return _Plan([*(row for row in sent if row.is_dead), *ends[-1:], *again])

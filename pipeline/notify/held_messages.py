@@ -74,6 +74,11 @@ class _Round:
     touched: dict[str, Group] = field(default_factory=dict)
     behind: dict[str, set[str]] = field(default_factory=dict)
 
+    def settle(self, decision: Decision) -> None:
+        """Settles what is sent alone."""
+        self.settled += decision.settled
+        self.replaced += [] if decision.held is None else [decision.held]
+
     def mute(self, messages: Iterable[HeldMessage], reason: str) -> None:
         """Never sends these."""
         self.settled += [Settlement(one.id, "muted", reason) for one in messages]
@@ -122,6 +127,7 @@ class HeldMessages:
         if self._undecided or self._groups.list_due(now):
             try:
                 with self._store.transaction() as connection:
+                    self._read_late_rows(connection)
                     self._decide_and_flush(connection, now)
             except BaseException:
                 self.forget()  # the transaction kept nothing
@@ -161,6 +167,14 @@ class HeldMessages:
             self._rows[incident].sort(key=lambda one: one.number)
         self._state = state
 
+    def _read_late_rows(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Reads the rows that were written before the transaction began, so that all rows of an incident are decided
+        about together: what is sent again may be older than what is held, and another row may take the place of all."""
+        if held_rows.read_state(connection, self._receiver) != self._state:
+            self._read_rows(connection)
+            with contextlib.closing(self._store.cursor()) as cursor:
+                self._read_alerts(cursor)
+
     def _read_alerts(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """Reads what holds incidents back, and plans to decide again about those of which that changed."""
         before, self._alerts = self._alerts, self._reader.read(cursor)
@@ -182,24 +196,23 @@ class HeldMessages:
         undecided = [one for one in self._undecided if one in self._rows]
         chosen, later = undecided[:MOST], undecided[MOST:]
         this = _Round(now)
-        again = self._decide(connection, chosen, this)
+        self._decide(connection, chosen, this)
         self._behind = {one: threads for one, threads in self._behind.items() if one not in chosen} | this.behind
         self._flush_due(connection, this)
         self._acknowledge(this)
         self._write(connection, this)
         flushed = {alert.incident for message in this.messages for alert in message.alerts}
-        self._undecided = dict.fromkeys([*later, *again, *sorted(flushed & self._rows.keys())])
+        self._undecided = dict.fromkeys([*later, *sorted(flushed & self._rows.keys())])
 
     # --- what becomes of the rows of an incident --------------------------------------------------
 
-    def _decide(self, connection: duckdb.DuckDBPyConnection, incidents: Sequence[str], this: _Round) -> list[str]:
-        """Decides about all rows of each incident together. Returns the incidents to be decided about again."""
+    def _decide(self, connection: duckdb.DuckDBPyConnection, incidents: Sequence[str], this: _Round) -> None:
+        """Decides about all rows of each incident together."""
         if not incidents:
-            return []
+            return
         assert self._groups is not None
         alone = held_rows.find_sent_alone(connection, self._receiver, incidents)
         unsent = held_rows.find_unsent(connection, self._receiver, incidents)
-        decided: list[tuple[str, Decision]] = []
         for incident in incidents:
             rows = self._rows[incident]
             situation = self._find_situation(incident, incident in alone)
@@ -212,16 +225,15 @@ class HeldMessages:
             routes = self._find_routes(rows[-1].alert["labels"])
             is_alone = self._is_sent_alone(rows, routes)
             if situation.has or all(one.state == "muted" for one in decision.settled):
-                decided.append((incident, decision))
+                this.settle(decision)
                 self._end_elsewhere(incident, newest, this)
             elif unsent.get(incident, set()) - (threads := self._list_threads(rows, routes, is_alone)):
                 this.behind[incident] = threads  # what was said elsewhere arrives first: its end is not the last word
             elif is_alone:
-                decided.append((incident, decision))
+                this.settle(decision)
             else:
                 this.settled += [one for one in decision.settled if one.state == "muted"]
                 self._join_groups(rows, routes, this)
-        return self._apply(connection, decided, this)
 
     def _find_situation(self, incident: str, has: bool) -> Situation:
         back = self._alerts.find(incident)
@@ -235,20 +247,6 @@ class HeldMessages:
     def _is_sent_alone(self, rows: Sequence[HeldMessage], routes: Sequence[RouteNode]) -> bool:
         """Returns whether no route decides: there are none, or an escalation chose this receiver beside them."""
         return self._rules.top is None or (not routes and rows[-1].event == "escalated")
-
-    def _apply(
-        self, connection: duckdb.DuckDBPyConnection, decided: Sequence[tuple[str, Decision]], this: _Round
-    ) -> list[str]:
-        """Settles what is sent alone. Returns the incidents of which a row was written since theirs were read, while
-        another row takes the place of these: they are decided about again, with it."""
-        replacing = [incident for incident, decision in decided if decision.held is not None]
-        newest = held_rows.find_newest(connection, self._receiver, replacing)
-        late = [incident for incident in replacing if newest.get(incident) != self._rows[incident][-1].number]
-        for incident, decision in decided:
-            if incident not in late:
-                this.settled += decision.settled
-                this.replaced += [] if decision.held is None else [decision.held]
-        return late
 
     def _end_elsewhere(self, incident: str, newest: HeldMessage | None, this: _Round) -> None:
         """Ends in groups what ended alone."""

@@ -20,10 +20,6 @@ SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state I
 AND part_of IS NULL AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
 """
-_NEWEST = """
-SELECT incident, max(number) FROM outbox WHERE receiver = $1 AND incident IN (SELECT unnest($2::VARCHAR[]))
-GROUP BY incident
-"""
 _UNSENT = """
 SELECT incident, list(CASE WHEN state = 'grouped' THEN split_part(part_of, '.', 1) ELSE incident END) FROM outbox
 WHERE receiver = $1 AND state IN ('pending', 'grouped') AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
@@ -101,11 +97,6 @@ def find_sent_alone(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents:
 def find_unsent(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> dict[str, set[str]]:
     """Returns incident -> in what it was told by messages that wait for their receiver: alone (itself), or groups."""
     return {one: set(threads) for one, threads in cursor.execute(_UNSENT, [receiver, list(incidents)]).fetchall()}
-
-
-def find_newest(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> dict[str, int]:
-    """Returns the number of the newest row of each incident."""
-    return dict(cursor.execute(_NEWEST, [receiver, list(incidents)]).fetchall()) if incidents else {}
 
 
 def find_pending(cursor: duckdb.DuckDBPyConnection, receiver: str, groups: Sequence[str]) -> set[str]:

@@ -48,6 +48,11 @@ class HeldMessage:
         return str(self.alert["fingerprint"])
 
     @property
+    def fingerprints(self) -> set[str]:
+        """The identities of all its alerts."""
+        return {str(alert["fingerprint"]) for alert in self.body["alerts"]}
+
+    @property
     def has_ended(self) -> bool:
         """Whether it ends its alert."""
         return self.kind == "resolved"
@@ -143,13 +148,16 @@ def _settle_known(messages: Sequence[HeldMessage], situation: Situation, fires: 
     inhibited, and is never sent if it ended, or if a person acknowledged it by then."""
     held = bool(situation.inhibitor or situation.owner) or fires < 0
     has = True
+    over: set[str] = set()  # fingerprints that ended, or were not sent after an end
     for number, one in enumerate(messages):
-        if one.has_ended and not has:
+        if one.has_ended and not has and one.fingerprints <= over:
             yield Settlement(one.id, "muted", "ended before it was sent")
         elif not held or one.kind != "firing" or one.replaces:
             has = one.kind == "firing" or (has and not one.has_ended)
+            over = over | one.fingerprints if one.has_ended else over - {one.fingerprint}
             yield Settlement(one.id, "pending")
         elif number < fires or fires < 0 or situation.storm or situation.owner:
+            over |= set() if has else {one.fingerprint}
             yield Settlement(one.id, "muted", situation.reason)
 
 

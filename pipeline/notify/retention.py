@@ -14,6 +14,8 @@ from pipeline.store.retention import FIRES, SENT_KEPT
 RETENTION_S = SENT_KEPT // SECOND
 """Retention of delivered and dead payloads of resolved incidents, and of pending payloads for a receiver that is down
 (s); resolves of alerts that it received are kept for longer. Chosen."""
+EXPIRED = "older than 7 days; "
+"""Begins the answer of a message that waited for its receiver for too long: nothing else held it back."""
 _REMOVED = f"""
 UPDATE outbox SET state = 'dead', answer = '{NOT_CONFIGURED}'
 WHERE state IN ('pending', 'held') AND NOT list_contains($1::VARCHAR[], receiver)
@@ -21,8 +23,8 @@ AND (NOT starts_with(incident, '{GROUP_PREFIX}') OR epoch_us(created) < $2)
 """
 """Messages of groups wait for a week: their receiver may be configured again, and the group knows them as sent."""
 _FORGET_SILENCES = "DELETE FROM notify_silences WHERE NOT list_contains($1::VARCHAR[], receiver)"
-_EXPIRE = """
-UPDATE outbox SET state = 'dead', answer = concat('older than 7 days; ', answer)
+_EXPIRE = f"""
+UPDATE outbox SET state = 'dead', answer = concat('{EXPIRED}', answer)
 WHERE state = 'pending' AND epoch_us(created) < $1 AND (receiver, incident) NOT IN
     (SELECT (receiver, incident) FROM outbox WHERE kind = 'firing' AND state = 'delivered')
 """

@@ -3,103 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.receivers import InhibitRule, Notify, PagerDuty, Route, Webhook
-from pipeline.model.records import SECOND, Life
+from pipeline.config.receivers import InhibitRule, Notify, PagerDuty, Route
+from pipeline.model.records import SECOND
 from pipeline.notify.dead_messages import replay_payloads
-from tests.pipeline.notifier_harness import NotifierHarness, Receiver
+from tests.pipeline.lossy_site import C_OVER_ALL, GROUPED, A, B, C, Hooked
+from tests.pipeline.notifier_harness import Receiver
 from tests.pipeline.receiver_servers import Service, serve, stop
-
-A, B, C = "gpu:n1.0", "gpu:n2.0", "gpu:n3.0"
-GROUPED = Route("hook", group_by=("alertname",), group_wait="0s", group_interval="1m")
-C_OVER_ALL = (InhibitRule(('cause="gpu:n3.0"',), ('cause!="gpu:n3.0"',)),)
-SEVERITIES = {"page": "critical", "ticket": "warning"}
-
-
-class Hooked(NotifierHarness):
-    """A notifier with one webhook, of which the test loses messages."""
-
-    def __init__(self, folder: Path, receiver: Receiver, route: Route | None, rules: Sequence[InhibitRule]) -> None:
-        self.receiver = receiver
-        hook = Webhook("hook", f"http://127.0.0.1:{receiver.server_port}/")
-        self.with_hook = Notify(webhooks=(hook,), route=route, inhibit_rules=tuple(rules))
-        super().__init__(folder, [], self.with_hook)
-
-    def turn(self, cause: str, **more: Any) -> None:
-        """It opens, ends or returns."""
-        known = self.incidents.get(cause)
-        if known is not None and known.resolved is None:
-            self.resolve(cause)
-        else:
-            kind = "opened" if known is None else "reopened"
-            self.write_change(kind, cause, resolved=None, state="open", life=Life(), **more)
-
-    def open_ticket(self, cause: str) -> None:
-        self.turn(cause, severity="ticket")
-
-    def raise_severity(self, cause: str) -> None:
-        self.write_change("severity_raised", cause, severity="page")
-
-    def acknowledge(self, cause: str) -> None:
-        self.write_change("acknowledged", cause, state="acknowledged", life=Life(acknowledged_by="ann"))
-
-    def deliver(self) -> None:
-        """All that is due is accepted."""
-        for seconds in (0, 35, 35):
-            while self.send_due(seconds, "hook"):
-                seconds = 0
-
-    def lose(self) -> None:
-        """All that is due is refused, and dead."""
-        assert self.database is not None
-        before = len(self.receiver.posts)
-        for seconds in (0, 35, 35):
-            self.receiver.statuses = [400] * 50
-            self.send_due(seconds, "hook")
-            with self.database.transaction() as connection:
-                connection.execute("UPDATE outbox SET state = 'dead' WHERE state = 'pending'")
-                connection.execute("UPDATE outbox SET state = 'dead' WHERE state = 'grouped'")
-            self.notifier.health["hook"].record_success()
-        self.receiver.statuses = []
-        del self.receiver.posts[before:]
-
-    def configure(self, is_configured: bool) -> None:
-        """The receiver is removed from the configuration, or is back."""
-        self.notify = self.with_hook if is_configured else Notify()
-        self.restart()
-
-    def replay(self) -> list[str]:
-        """Sends all dead messages again, as the pipeline does."""
-        assert self.database is not None
-        found = replay_payloads(self.database, [], "hook", "ada", self.now, self.notifier.holding)
-        self.notifier.write_missed()
-        self.deliver()
-        return found
-
-    def count(self, state: str) -> int:
-        return [row[1] for row in self.rows()].count(state)
-
-    def shown(self, drops: bool = True) -> set[tuple[str, str]]:
-        """What fires at the receiver. drops: whether it drops messages with a key that it knows."""
-        firing: dict[str, tuple[str, str]] = {}
-        keys = set()
-        for key, body in self.receiver.posts:
-            for alert in body["alerts"] if key not in keys or not drops else ():
-                labels = alert["labels"]
-                firing.pop(alert["fingerprint"], None)
-                if alert["status"] == "firing":
-                    firing[alert["fingerprint"]] = labels["cause"], labels["severity"]
-            keys.add(key)
-        return set(firing.values())
-
-    def true(self) -> set[tuple[str, str]]:
-        return {(cause, SEVERITIES[i.severity]) for cause, i in self.incidents.items() if i.resolved is None}
 
 
 @pytest.fixture
@@ -310,7 +225,8 @@ def test_what_a_dead_message_of_a_group_said_is_left_to_its_group_when_the_messa
     assert (site.shown(), site.count("dead"), site.count("held")) == (site.true(), 0, 0)
 
 
-def test_the_number_of_queries_of_a_replay_does_not_grow_with_its_incidents(hooked: Make) -> None:
+@pytest.mark.parametrize("holding", [(), ("hook",)])
+def test_the_number_of_queries_of_a_replay_does_not_grow_with_its_incidents(hooked: Make, holding: Any) -> None:
     site = hooked(rules=C_OVER_ALL)
     counts = []
     for number in (1, 20):
@@ -318,7 +234,7 @@ def test_the_number_of_queries_of_a_replay_does_not_grow_with_its_incidents(hook
             site.turn(f"gpu:n{number}.{at}")
         site.lose()
         lost, counted = site.count("dead"), CountedStore(site.database)
-        assert len(replay_payloads(counted, [], "hook", "ada", site.now)) == lost >= number
+        assert len(replay_payloads(counted, [], "hook", "ada", site.now, holding)) == lost >= number
         counts.append(counted.count)
     assert counts[0] == counts[1]
 
@@ -413,50 +329,3 @@ def test_an_acknowledgement_that_waits_when_its_receiver_is_removed_is_sent_when
     site.configure(True)
     site.deliver()
     assert site.actions() == ["trigger", "acknowledge"]
-
-
-@pytest.mark.sample(every=10)
-@pytest.mark.parametrize("rules", [(), C_OVER_ALL])
-@pytest.mark.parametrize("route", [None, GROUPED])
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_whatever_was_lost_the_receiver_has_the_truth_afterwards(
-    hooked: Make, route: Any, rules: Any, seed: int
-) -> None:
-    chosen = random.Random(seed)
-    site = hooked(route, rules)
-    for _ in range(25):
-        act = chosen.choice(("turn", "turn", "turn", "worse", "deliver", "lose", "lose", "remove", "replay"))
-        cause = chosen.choice((A, B, C))
-        known = site.incidents.get(cause)
-        if act == "remove":
-            site.configure(site.notify != site.with_hook)
-        elif act == "turn":
-            site.turn(cause)
-        elif act == "worse" and known is not None and known.resolved is None:
-            worse: Any = {"page": "ticket", "ticket": "page"}[known.severity]
-            site.write_change("updated", cause, severity=worse)
-        elif site.notify == site.with_hook and act in ("deliver", "lose"):
-            getattr(site, act)()
-        elif site.notify == site.with_hook and act == "replay":
-            check_replay(site)
-    site.configure(True)
-    check_replay(site)
-    if rules and C in {cause for cause, _ in site.true()}:
-        site.restart()
-        site.turn(C)  # it inhibits the others no longer
-        check_replay(site)
-
-
-def check_replay(site: Hooked) -> None:
-    """What was lost is sent again after all else was accepted: then receivers have the truth, but that of what a rule
-    holds only what they had before fires, or what a message of a group said."""
-    site.deliver()
-    before = site.shown(drops=False)
-    site.replay()
-    site.deliver()
-    is_inhibited = bool(site.with_hook.inhibit_rules) and C in {cause for cause, _ in site.true()}
-    held = {one for one in site.true() if is_inhibited and one[0] != C}
-    assert site.shown() == site.shown(drops=False)
-    held_back = held - before if site.with_hook.route is None else set()
-    assert site.true() - held <= site.shown() <= site.true() - held_back
-    assert site.count("dead") == 0
