@@ -1,21 +1,24 @@
 """`fleetpulse support`: an archive for those who help: versions, configuration, checks, states, logs; no secrets.
 
 What every file of secrets contains is replaced wherever it stands, addresses lose all but the host, and no telemetry
-is in it.
+is in it. What cannot be read is a line that says why: the archive is for those who look for what is wrong.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import json
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tarfile
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -23,13 +26,18 @@ from urllib.parse import quote, unquote
 from pipeline.commands.arguments import read_version
 from pipeline.config.addresses import HIDDEN, hide_addresses, hide_in_text
 from pipeline.config.changes import flatten
+from pipeline.config.files import DROP_INS, list_files, read_table
 from pipeline.config.sections import Config
+from pipeline.config.toml_text import write_toml
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, UsageError
-from pipeline.runtime.private_files import list_secret_files, open_private
+from pipeline.runtime.private_files import list_secret_files
 
 UNITS = ("agent", "gateway", "pipeline", "dashboard", "executor")
-LOG_LINES = "2000"
+LOG_LINES, LOG_S = "2000", 60.0
+"""Lines of each unit's log and the time they may take (s). Chosen."""
+MAX_STATUS = 1 << 20
+"""Bytes of a status file that are read. Chosen: an agent's has a few KiB."""
 ANSWERS = {"readyz": "/readyz", "detectors": "/api/v1/detectors", "quality": "/api/v1/quality"}
 MIN_SECRET = 6
 """Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
@@ -38,43 +46,107 @@ MIN_SECRET = 6
 def write_support(config: Config, target: Path, doctor: str) -> list[str]:
     """Writes the archive, readable for its owner alone; returns the names in it. doctor: its checks as JSON.
 
-    Raises UsageError if the file exists or cannot be written.
+    It gets its name when it is complete. Raises UsageError if the file exists or cannot be written.
     """
     secrets = find_secrets(config)
     names = []
     try:
-        with open(target, "xb", opener=open_private) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for name, text in collect(config, doctor):
-                content = hide(text, secrets).encode()
-                entry = tarfile.TarInfo(f"fleetpulse-support/{name}")
-                entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
-                archive.addfile(entry, io.BytesIO(content))
-                names.append(name)
-    except FileExistsError:
-        raise UsageError(f"{target}: exists; expected a new file") from None
+        if os.path.lexists(target):
+            raise UsageError(f"{target}: exists; expected a new file")
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            try:
+                with tarfile.open(fileobj=file, mode="w:gz") as archive:
+                    for name, text in collect(config, doctor):
+                        content = hide(text, secrets).encode(errors="replace")
+                        entry = tarfile.TarInfo(f"fleetpulse-support/{name}")
+                        entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+                        archive.addfile(entry, io.BytesIO(content))
+                        names.append(name)
+                file.flush()
+                os.rename(file.name, target)
+            except BaseException:
+                os.unlink(file.name)
+                raise
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
     return names
 
 
 def collect(config: Config, doctor: str) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of each file of the archive."""
+    """Yields (name, text) of each file of the archive. Raises no OSError: a text says what could not be read."""
     yield "version.txt", f"fleetpulse {read_version()}\n"
-    yield "system.txt", describe_system()
-    yield "packages.txt", "".join(sorted(f"{d.name} {d.version}\n" for d in importlib.metadata.distributions()))
+    yield "system.txt", tell(describe_system)
+    yield "packages.txt", tell(list_packages)
     values = {key: hide_addresses(value, key) for key, value in flatten(config)}
     yield "configuration.json", json.dumps(values, indent=1, default=str)
+    yield from collect_files(config)
     yield "doctor.json", doctor
-    yield "folders.txt", "".join(map(describe_folder, (config.spool.directory, config.store.path.parent)))
-    for path in sorted(config.spool.directory.glob("**/*status.json")):
-        yield f"status/{path.parent.name}-{path.name}", path.read_text(errors="replace")
+    folders = (config.spool.directory, config.store.path.parent)
+    yield "folders.txt", "".join(tell(functools.partial(describe_folder, folder)) for folder in folders)
+    try:
+        found = sorted(config.spool.directory.glob("**/*status.json"))
+    except OSError as error:
+        found = []
+        yield "status/not-listed.txt", f"{config.spool.directory}: cannot be listed: {error.strerror}\n"
+    for path in found:
+        yield f"status/{path.parent.name}-{path.name}", tell(functools.partial(read_status, path))
     for name, route in ANSWERS.items():
         yield f"api/{name}.json", ask(config, route)
     if shutil.which("journalctl"):
         for unit in UNITS:
-            words = ["journalctl", "--no-pager", "--lines", LOG_LINES, "--unit", f"fleetpulse-{unit}"]
-            done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60)
-            yield f"log/{unit}.txt", done.stdout or done.stderr
+            yield f"log/{unit}.txt", tell(functools.partial(read_log, unit))
+
+
+def collect_files(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields (name, TOML) of the configuration's files, without comments, which may have old secrets."""
+    path = Path(config.source)
+    if not path.exists():  # the defaults
+        return
+    try:
+        paths = list_files(path)
+    except UsageError as error:
+        paths = [path]
+        yield f"files/{DROP_INS}.txt", f"{error}\n"
+    for one in paths:
+        name = one.name if one == path else f"{DROP_INS}/{one.name}"
+        try:
+            text = write_toml(hide_addresses(read_table(one)))
+        except UsageError as error:
+            text = f"# {error}\n"
+        yield f"files/{name}", text
+
+
+def tell(read: Callable[[], str]) -> str:
+    """Returns what `read` returns, or why it cannot be read."""
+    try:
+        return read()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}cannot be read: {error.strerror or error}\n"
+
+
+def list_packages() -> str:
+    """Returns name and version of each installed Python package."""
+    return "".join(sorted(f"{found.name} {found.version}\n" for found in importlib.metadata.distributions()))
+
+
+def read_status(path: Path) -> str:
+    """Returns the text of a status file; what is no regular file, such as a FIFO, is named. Raises OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        return f"{path}: is no regular file\n"
+    with open(path, errors="replace") as file:
+        return file.read(MAX_STATUS)
+
+
+def read_log(unit: str) -> str:
+    """Returns the last lines of a unit's log, or what journalctl said instead. Raises OSError."""
+    words = ["journalctl", "--no-pager", "--lines", LOG_LINES, "--unit", f"fleetpulse-{unit}"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=LOG_S)
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode(errors="replace")  # bytes, also where text was asked for
+        return f"{said}\njournalctl took more than {LOG_S:g} s and was ended; try it: {' '.join(words)}\n"
+    return done.stdout or done.stderr
 
 
 def describe_system() -> str:
