@@ -20,16 +20,16 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from pipeline.commands import own_pipeline
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.incidents.outside_acts import add_act
-from pipeline.model.errors import DamagedStore, NoAnswer, Refused, Unreachable, UsageError
+from pipeline.model.errors import DamagedStore, NoAnswer, Refused, Unavailable, Unreachable, UsageError
 from pipeline.model.records import from_iso
 from pipeline.runtime import private_files
 from pipeline.runtime.systemd import UNIT_FOLDER
@@ -44,6 +44,10 @@ COLUMNS = ("folder", "time", "schema", "files", "bytes", "partitions")
 NODE_COLUMNS = ("node", "since", "user", "reason", "returned", "returned_by", "incidents")
 _BEGIN_S = 60.0
 """Time limit of the requests to the pipeline (s). Chosen: one commit, at most one checkpoint."""
+_START_S, _ASK_AGAIN_S = 300.0, 2.0
+"""Longest wait for a pipeline that starts or reloads, and time between questions (s). Chosen: on two busy cores a first
+start takes 1 to 2 minutes; the pipeline names 2 s in Retry-After."""
+T = TypeVar("T")
 _UNNAMED = ".restored"
 _HOUR = 3600.0
 
@@ -51,18 +55,16 @@ _HOUR = 3600.0
 class ApiSource:
     """The store of a running pipeline. See `backup.Source`."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, report: Report = lambda _: None) -> None:
+        self._config, self._report = config, report
 
     def describe(self) -> StoreMoment:
         """See `backup.Source.describe`.
 
-        Raises Unreachable without a pipeline or if it runs on another host, Refused if it has another store.
+        Raises Unreachable without a pipeline or if it runs on another host, Refused if it has another store,
+        Unavailable if it has not started in time.
         """
-        status, answer = client.get(self._config, "/api/v1/backup", _BEGIN_S)
-        if status != 200:
-            raise client.make_error(status, answer, client.base_url(self._config) + "/api/v1/backup")
-        moment = StoreMoment.from_json(answer)
+        moment = StoreMoment.from_json(self._wait_for(self._ask))
         own_pipeline.check_store(self._config, Path(moment.store), moment.site)
         if not os.access(moment.store, os.R_OK):
             raise Unreachable(
@@ -73,11 +75,32 @@ class ApiSource:
 
     def begin(self) -> StoreMoment:
         """See `backup.Source.begin`."""
-        return StoreMoment.from_json(client.post(self._config, "/api/v1/backup/begin", {}, _BEGIN_S))
+        begin = lambda: client.post(self._config, "/api/v1/backup/begin", {}, _BEGIN_S)  # noqa: E731
+        return StoreMoment.from_json(self._wait_for(begin))
+
+    def _ask(self) -> Any:
+        status, answer = client.get(self._config, "/api/v1/backup", _BEGIN_S)
+        if status != 200:
+            raise client.make_error(status, answer, client.base_url(self._config) + "/api/v1/backup")
+        return answer
+
+    def _wait_for(self, ask: Callable[[], T]) -> T:
+        """Returns ask(), which is repeated while the pipeline starts. Raises Unavailable after _START_S."""
+        end, told = time.monotonic() + _START_S, False
+        while True:
+            try:
+                return ask()
+            except Unavailable as error:
+                if time.monotonic() > end:
+                    raise Unavailable(f"{error}; it did not start within {_START_S:g} s") from error
+                if not told:
+                    self._report(f"the pipeline is not ready yet, waiting at most {_START_S:g} s: {error}")
+                told = True
+            time.sleep(_ASK_AGAIN_S)
 
     def end(self, moment: str) -> bool:
-        """See `backup.Source.end`. False if the pipeline does not answer any more."""
-        with contextlib.suppress(Unreachable):
+        """See `backup.Source.end`. False if the pipeline does not answer any more, or starts."""
+        with contextlib.suppress(Unreachable, Unavailable):
             path = f"/api/v1/backup/{quote(moment, safe='')}/end"
             return bool(client.post(self._config, path, {}, _BEGIN_S)["held"])
         return False
@@ -99,7 +122,7 @@ def run_backup(config: Config, target: Path, report: Report, step: Report = lamb
 @contextlib.contextmanager
 def _open_source(config: Config, report: Report) -> Iterator[backup.Source]:
     """Yields the running pipeline; without one, the files of its store, which no other process may open during it."""
-    source = ApiSource(config)
+    source = ApiSource(config, report)
     try:
         source.describe()
     except NoAnswer:

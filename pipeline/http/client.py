@@ -13,7 +13,16 @@ from typing import Any
 
 from pipeline.config.sections import Config
 from pipeline.http.addresses import make_opener
-from pipeline.model.errors import FleetpulseError, InvalidQuery, NoAnswer, OverLimit, Refused, Unreachable, UsageError
+from pipeline.model.errors import (
+    FleetpulseError,
+    InvalidQuery,
+    NoAnswer,
+    OverLimit,
+    Refused,
+    Unavailable,
+    Unreachable,
+    UsageError,
+)
 
 WRONG_QUERY = "urn:fleetpulse:wrong-query"
 OVER_LIMIT = "urn:fleetpulse:over-limit"
@@ -146,6 +155,8 @@ def make_error(status: int, answer: Any, url: str, bad: type[FleetpulseError] = 
     kind = answer.get("type") if isinstance(answer, dict) else None
     if status == 400:
         return _KINDS.get(str(kind), bad)(text)
+    if status == 503:
+        return Unavailable(text)
     return Refused(text) if status in (401, 403, 412) else UsageError(text) if status < 500 else FleetpulseError(text)
 
 

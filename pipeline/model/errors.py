@@ -8,6 +8,7 @@ FleetpulseError
   Unreachable         a dependency does not respond               exit 3
     DamagedStore      the store's file or its log is damaged      exit 3
     HeldStore         another process has it open; has `holder`   exit 3
+  Unavailable         the pipeline answers that it starts         exit 3
   Refused             a guard or the sandbox refused              exit 4
     NotAllowed        who asks lacks the right                  exit 4
     OverLimit         above a stated limit                        exit 4
@@ -75,6 +76,12 @@ class HeldStore(Unreachable):
 
 class NoAnswer(Unreachable):
     """The server accepted the connection but did not respond in time: it hangs or is suspended."""
+
+
+class Unavailable(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """The pipeline answers 503, as while it starts or reloads. Not Unreachable: it has its store open."""
+
+    exit_code = 3
 
 
 class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
