@@ -39,6 +39,8 @@ def run_config(given: argparse.Namespace, owners: Check = lambda _: None) -> tup
         ], COMPARED
     if given.verb == "show":
         rows = show_config(load_config(given.config, environ), given.config, environ)
+        if given.node:
+            rows = [{**row, "from": "--node"} if row["from"] == files.NODE_VARIABLE else row for row in rows]
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
     config = load_config(given.config)
     if given.agent:

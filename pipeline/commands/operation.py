@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -49,6 +50,7 @@ _START_S, _ASK_AGAIN_S = 300.0, 2.0
 start takes 1 to 2 minutes; the pipeline names 2 s in Retry-After."""
 T = TypeVar("T")
 _UNNAMED = ".restored"
+_SUM = re.compile(r"[0-9a-f]{64}  [^/].*")
 _HOUR = 3600.0
 
 
@@ -168,12 +170,17 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
 
 
 def find_damage(folder: Path, report: Report = lambda _: None) -> list[str]:
-    """Returns a line for each file of a backup that is missing or differs from its checksum."""
-    lines = (folder / SUMS).read_text().splitlines() if (folder / SUMS).exists() else []
+    """Returns a line for each file of a backup that is missing or differs from its checksum, and for wrong lines."""
+    lines = (folder / SUMS).read_text(errors="replace").splitlines() if (folder / SUMS).exists() else []
     names = {line.partition("  ")[2] for line in lines}
-    found = [f"{name}: not in {SUMS}" for name in (MANIFEST, STORE) if name not in names]
+    found = [f"{name}: not in {SUMS}" for name in _list_named(folder) if name not in names]
     for number, line in enumerate(lines, 1):
         digest, _, name = line.partition("  ")
+        if _SUM.fullmatch(line) is None or ".." in Path(name).parts:
+            found.append(
+                f"{SUMS}: line {number} is {line[:80]!r}, expected a checksum, two spaces and a file of the backup"
+            )
+            continue
         try:
             with open(folder / name, "rb") as file:
                 if backup.checksum(file.fileno(), os.fstat(file.fileno()).st_size) != digest:
@@ -183,6 +190,13 @@ def find_damage(folder: Path, report: Report = lambda _: None) -> list[str]:
         if number % 500 == 0:
             report(f"checksums: {number} of {len(lines)} files")
     return found
+
+
+def _list_named(folder: Path) -> list[str]:
+    """Returns the files that a backup must have by its manifest. Raises UsageError if it is none."""
+    manifest = read_manifest(folder)
+    state = [f"state/{manifest['state']}"] if manifest.get("state") else []
+    return [MANIFEST, STORE, *state, *(f"history/{path}" for path, _ in manifest.get("history", ()))]
 
 
 def run_restore(
@@ -302,11 +316,15 @@ def _move_aside(store: Path) -> None:
 
 
 def _place_files(source: Path, store: Path) -> None:
-    """Copies or links the files of a backup, the store's under another name. Replaces those of an interrupted run."""
+    """Copies or links the files of a backup, the store's under another name. Replaces those of an interrupted run.
+
+    Only those with a checksum, which was compared: others in the folder are not of the backup.
+    """
+    names = {line.partition("  ")[2] for line in (source / SUMS).read_text().splitlines()}
     for folder, name in ((history_files.history_folder(store), "history"), (state_folder(store), "state")):
         shutil.rmtree(folder, ignore_errors=True)
         for path in sorted((source / name).rglob("*")):
-            if path.is_file():
+            if path.is_file() and str(path.relative_to(source)) in names:
                 _place(path, folder / path.relative_to(source / name), link=name == "history")
         for parent, _, _ in os.walk(folder):
             sync_folder(Path(parent))

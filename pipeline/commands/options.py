@@ -33,11 +33,14 @@ SPEED = (
 
 
 def parse_seconds(text: str) -> float:
-    """Returns the seconds of `5s`, `500ms` or `5`, above 0 and at most 600. Raises ValueError for argparse."""
+    """Returns the seconds of `5s`, `500ms` or `5`, above 0 and at most 600. Raises ArgumentTypeError."""
     unit = 0.001 if text.endswith("ms") else 1.0
-    found = float(text.removesuffix("ms").removesuffix("s")) * unit
+    try:
+        found = float(text.removesuffix("ms").removesuffix("s")) * unit
+    except ValueError:
+        found = 0.0
     if not 0 < found <= 600:
-        raise ValueError(text)
+        raise _refuse(text, "a time above 0 and at most 600s, such as 120s or 500ms")
     return found
 
 

@@ -11,6 +11,7 @@ import fnmatch
 import os
 import shlex
 import socket
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ DROP_INS = "conf.d"
 GROUPS = "groups"
 HOST = Path("/etc/fleetpulse/fleetpulse.toml")
 """Where packages and `fleetpulse setup` put it; what units name."""
+MAX_CHARACTERS = 16_000_000
+"""Longest file of a configuration. Chosen: ten times one with an entry for each of 10,000 BMCs."""
 NODES = "nodes"
 NODE_VARIABLE = "FLEETPULSE__AGENT__NODE"
 Table = dict[str, Any]
@@ -95,13 +98,23 @@ def have_changed(texts: accepted.Texts, environ: Mapping[str, str]) -> bool:
 
 
 def _read(path: Path) -> str:
+    """Returns the text of a file without its mark of the byte order (BOM), if it has one. Raises ConfigError."""
     try:
-        return path.read_text()
+        kind = path.stat()
+        if not stat.S_ISREG(kind.st_mode) and not stat.S_ISDIR(kind.st_mode) and path.resolve() != Path(os.devnull):
+            raise ConfigError(f"{path}: is no regular file, and reading it may never end; expected a TOML file")
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         check_links(path)
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
     except ValueError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(
+            f"{path}: has more than {MAX_CHARACTERS:,} characters; expected a TOML file of at most so many"
+        )
+    return text
 
 
 def _parse(where: str, text: str) -> Table:

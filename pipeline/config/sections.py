@@ -56,7 +56,8 @@ _SHARE = constraint("a share between 0 and 1", lambda value: 0 < value < 1)
 _AT_LEAST_ONE = constraint("a number of at least 1", lambda value: 1 <= value < math.inf)
 _PORT = constraint("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = constraint(
-    "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
+    "a name: not empty, no slash, no control character, not '.' or '..'",
+    lambda value: value not in ("", ".", "..") and re.search(r"[/\x00-\x1f\x7f-\x9f]", value) is None,
 )
 _REPLICAS = constraint("a number of replicas, or -1 for the broker's default", lambda value: value == -1 or value > 0)
 _SERVERS = constraint(

@@ -275,17 +275,18 @@ class BackupWriter:
         self._open.clear()
 
     def _resume(self) -> None:
-        """Reads the checksums of sealed files that an earlier run copied; drops the rest of it."""
+        """Reads the checksums of sealed files that an earlier run copied; removes the rest of it, and foreign files."""
         journal = self.folder / (SUMS + UNFINISHED)
-        lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
-        for line in lines:
+        for line in journal.read_text(errors="replace").splitlines() if journal.exists() else ():
             digest, _, path = line.partition("  ")
             if len(digest) == 64 and path.startswith("history/") and (self.folder / path).is_file():
                 self._sums[path] = digest
         if self._sums:
             self.report(f"goes on with {len(self._sums)} files of an earlier run")
-        for name in (STORE, f"{STORE}.wal", MANIFEST, SUMS):
-            (self.folder / name).unlink(missing_ok=True)
+        for file in sorted(self.folder.rglob("*")):
+            known = file == journal or str(file.relative_to(self.folder)) in self._sums
+            if not known and (file.is_symlink() or not file.is_dir()):
+                file.unlink(missing_ok=True)
 
     def check_space(self, moment: StoreMoment) -> None:
         """Raises Unreachable if the disk of the target has no space for the missing files."""

@@ -19,7 +19,7 @@ from pipeline.config import sections
 from pipeline.model.errors import DamagedStore, Refused, Unreachable, UsageError
 from pipeline.model.records import SECOND
 from pipeline.store import backup, database
-from pipeline.store.backup import BackupWriter, Checkpoints
+from pipeline.store.backup import MANIFEST, STORE, SUMS, BackupWriter, Checkpoints
 from pipeline.store.history_files import SealedFile
 from tests.pipeline.conftest import NOW, Site
 
@@ -220,6 +220,21 @@ class TestContent:
             run_backup(config_of(filled.folder, free_bytes=1 << 60), tmp_path / "copy", lambda _: None)
         assert not (tmp_path / "copy").exists()
 
+    @pytest.mark.slow
+    def test_foreign_files_are_neither_kept_in_a_backup_nor_restored_from_it(self, filled, tmp_path):
+        filled.shut()
+        partial, target = tmp_path / "copy.partial", tmp_path / "copy"
+        for name in ("mine", "history/gpu/b.parquet", "state/9.state"):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            (partial / name).write_text("x")
+        run_backup(config_of(filled.folder), target, lambda _: None)
+        assert {path.name for path in target.rglob("*") if path.is_file()} == {STORE, MANIFEST, SUMS}
+        for folder in ("history", "state"):
+            (target / folder).mkdir(exist_ok=True)
+            (target / folder / "foreign").write_text("x")
+        run_restore(config_of(tmp_path / "new"), target, False, lambda _: None)
+        assert not list((tmp_path / "new").rglob("foreign"))
+
     def test_an_existing_target_is_never_changed(self, filled, tmp_path):
         (tmp_path / "copy").mkdir()
         filled.shut()
@@ -342,6 +357,19 @@ class TestRestore:
         (source / "MANIFEST.json").write_text(json.dumps({**manifest, "schema_version": 999}))
         with pytest.raises(UsageError, match="schema version 999"):
             run_restore(config_of(tmp_path / "new"), source, False, lambda _: None)
+
+    @pytest.mark.slow
+    def test_checksums_that_were_cut_off_are_named(self, tmp_path, source):
+        """It said "**: Is a directory**"."""
+        lines = (source / SUMS).read_text().splitlines()
+        (source / SUMS).write_text("\n".join([*lines[:-1], lines[-1][:20]]))
+        assert find_damage(source) == [
+            f"{lines[-1].partition('  ')[2]}: not in {SUMS}",
+            f"{SUMS}: line {len(lines)} is '{lines[-1][:20]}', "
+            "expected a checksum, two spaces and a file of the backup",
+        ]
+        (source / SUMS).write_text(f"{'0' * 64}  ../tokens\n")
+        assert "expected a checksum, two spaces and a file" in find_damage(source)[-1]
 
     def test_a_folder_that_is_no_backup_is_refused(self, tmp_path):
         with pytest.raises(UsageError, match="is no backup"):
