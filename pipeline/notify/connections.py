@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import http.client
+import io
 import itertools
 import socket
 import ssl
@@ -20,11 +21,36 @@ MAX_IDLE = 16
 """Connections that are kept open for one receiver. Chosen: twice the messages at a time."""
 
 
+class _Lines(io.BufferedReader):
+    """A buffered reader that remembers the last line that was read."""
+
+    last = b""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Returns the next line."""
+        self.last = super().readline(size)
+        return self.last
+
+
+class WholeResponse(http.client.HTTPResponse):
+    """A response with a whole head: the standard library takes one that was cut anywhere for a whole one, so that a
+    receiver that died after its status line would count as one that accepted."""
+
+    def begin(self) -> None:
+        """Reads the head. Raises IncompleteRead if the connection ended before the empty line below it."""
+        self.fp = lines = _Lines(self.fp.detach())
+        super().begin()
+        if lines.last not in (b"\r\n", b"\n"):
+            raise http.client.IncompleteRead(b"")
+
+
 class CheckedConnection(http.client.HTTPConnection):
     """Connects to the first checked address that accepts; `Host` and certificate name are those of the URL.
 
     reused: whether it has carried a request before, so that the receiver may have closed it since.
     """
+
+    response_class = WholeResponse
 
     def __init__(self, host: str, port: int, addresses: Sequence[str], tls: bool, timeout_s: float) -> None:
         super().__init__(host, port, timeout=timeout_s)

@@ -34,7 +34,7 @@ from pipeline.notify.missed_messages import plan_missed
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.routes import Rules, build_rules
-from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due
+from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
 
@@ -452,8 +452,7 @@ class Notifier:
     def _report_receiver(self, name: str) -> None:
         """Reports to the other receivers that this one accepts no alerts, or accepts them again."""
         now, refused = self._clock(), self._refused[name]
-        for message in [m for m, (_, until) in refused.items() if until is not None and until <= now]:
-            del refused[message]
+        self._forget_refused(name, now)
         failing = self.health[name].must_report(now) or bool(refused)
         if failing == (name in self._reported):
             return
@@ -470,6 +469,15 @@ class Notifier:
         else:
             del self._reported[name]
         log.log(logging.ERROR if failing else logging.INFO, "receiver %s: %s", name, text or "accepts alerts again")
+
+    def _forget_refused(self, name: str, now: int) -> None:
+        """Forgets what is no longer refused: sent again in another message, expired, or dead for DEAD_REPORT_S."""
+        refused = self._refused[name]
+        states = load_states(self._store, list(refused)) if refused else {}
+        for message, (_, until) in list(refused.items()):
+            kept = ("pending",) if until is None else ("pending", "dead")
+            if states.get(message) not in kept or (until is not None and until <= now):
+                del refused[message]
 
     def _delay_s(self, attempts: int) -> float:
         delay = RETRY_S[attempts]

@@ -87,6 +87,13 @@ def count_waiting(store: Store, receiver: str, due: Sequence[DuePayload]) -> int
     return int(row[0]) if row else 0
 
 
+def load_states(store: Store, ids: Sequence[str]) -> dict[str, str]:
+    """Returns id -> state of those messages that are in the outbox."""
+    with contextlib.closing(store.cursor()) as cursor:
+        rows = cursor.execute("SELECT id, state FROM outbox WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(ids)])
+        return dict(rows.fetchall())
+
+
 class OrderedSender(Generic[T, R]):
     """Sends messages and returns their results in order. `close` ends the threads, which are daemons.
 

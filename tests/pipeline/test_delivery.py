@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config.receivers import Webhook
 from pipeline.model.errors import ConfigError, Refused
-from pipeline.notify.delivery import check_address, check_receiver, classify_status, post
+from pipeline.notify.delivery import PostResult, check_address, check_receiver, classify_status, post
 
 
 def hook(url: str, **more: Any) -> Webhook:
@@ -323,3 +323,41 @@ def test_head_and_body_arrive_in_one_piece() -> None:
     assert result.outcome == "delivered"
     assert pieces[0].startswith(b"POST / HTTP/1.1\r\n")
     assert pieces[0].endswith(b'\r\n\r\n{"a":1}')
+
+
+HEADS = [b"HTTP/1.1 200", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"]
+
+
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("head", [*HEADS, b"HTTP/1.1 200 OK\r\nContent-Le"])
+def test_a_head_that_was_cut_is_no_answer(head: bytes, closes: bool) -> None:
+    result = answer_with(head, closes)
+    assert result.outcome == "retry"
+    assert result.text == ("IncompleteRead: no valid HTTP request or response" if closes else "no answer within 0.5 s")
+
+
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("rest", [b"\r\n", b"Content-Length: 5\r\n\r\nab", b"Transfer-Encoding: chunked\r\n\r\n5"])
+def test_a_whole_head_is_an_answer_also_without_its_body(rest: bytes, closes: bool) -> None:
+    assert answer_with(b"HTTP/1.1 200 OK\r\n" + rest, closes).outcome == "delivered"
+
+
+def answer_with(text: bytes, closes: bool) -> PostResult:
+    """Returns the result of a post to a receiver that answers with a text, and then closes or says nothing more."""
+    released = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(text)
+                if not closes:
+                    released.wait(5)
+
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        result = post(hook(f"http://127.0.0.1:{listener.getsockname()[1]}/"), b"{}", {}, 0.5)
+        released.set()
+        thread.join(5)
+    return result

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
+from pipeline.notify.dead_messages import replay_payloads
 from pipeline.notify.outbox import RETRY_S
 from pipeline.notify.retention import RETENTION_S
 from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
@@ -215,6 +216,55 @@ def test_a_dropped_message_is_reported_for_an_hour(harness: NotifierHarness, rec
     harness.notifier.health["r0"].record_success()
     assert harness.notifier.describe_trouble() == "receiver r0: 1 alert refused: HTTP 413, 9 times"
     harness.send_due(3600)
+    assert harness.notifier.describe_trouble() is None
+
+
+def test_a_refused_message_that_expires_is_reported_no_longer(
+    tmp_path: Path, receivers: Callable[[], Receiver]
+) -> None:
+    refuses, other = receivers(), receivers()
+    harness = NotifierHarness(tmp_path, [f"http://127.0.0.1:{one.server_port}/" for one in (refuses, other)])
+    refuses.refuses["gpu:n1.0"] = 503
+    harness.write_change("opened")
+    for _ in range(3):
+        harness.send_due(10)
+    assert harness.notifier.describe_trouble() is not None
+    harness.now += (RETENTION_S + 60) * SECOND
+    harness.notifier._clean_outbox()
+    harness.write_change("opened", "gpu:n2.0")  # after the refused one was given up: the receiver works
+    for _ in range(3):
+        harness.send_due(60)
+        harness.send_due(0, "r1")
+    assert refuses.alerts[-1] == ("firing", "gpu:n2.0")
+    assert harness.notifier.describe_trouble() is None
+    reports = [body["status"] for _, body in other.posts if body["alerts"][0]["labels"]["detector"] != "sdc"]
+    assert reports[-1] == "resolved"
+    harness.close()
+
+
+def test_a_dead_message_that_was_replaced_is_reported_no_longer(harness: NotifierHarness, receiver: Receiver) -> None:
+    receiver.refuses["gpu:n1.0"] = 413
+    harness.write_change("opened")
+    for _ in range(len(RETRY_S) + 1):
+        harness.notifier.health["r0"].record_success()
+        harness.send_due(1.2 * RETRY_S[-1])
+    harness.notifier.health["r0"].record_success()
+    assert "refused: HTTP 413, 9 times" in str(harness.notifier.describe_trouble())
+    receiver.refuses = {}
+    harness.resolve()
+    harness.write_change("reopened")
+    while harness.send_due(1):  # the newest page is accepted, so that the dead one is replaced
+        pass
+    assert [row[:2] for row in harness.rows()] == [
+        ("firing", "dead"),
+        ("resolved", "delivered"),
+        ("firing", "delivered"),
+    ]
+    assert harness.database is not None
+    assert replay_payloads(harness.database, [], "r0", "ada", harness.now)
+    assert harness.rows()[0][1] == "muted"
+    harness.send_due(1)
+    assert receiver.alerts[-1] == ("firing", "gpu:n1.0")
     assert harness.notifier.describe_trouble() is None
 
 

@@ -6,8 +6,10 @@ A kind of receiver is a module of this folder with `build`, and one line in MODU
 from __future__ import annotations
 
 import base64
+import bisect
 import functools
 import importlib
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pipeline.config.receivers as config
 from pipeline.model.errors import ConfigError, MissingCopy
-from pipeline.notify.delivery import Call, PostResult
+from pipeline.notify.delivery import Answer, Call, PostResult
 from pipeline.runtime import credentials
 
 if TYPE_CHECKING:
@@ -150,6 +152,10 @@ class Endpoint:
         """Sends a message, again with the same id if it was not accepted."""
         raise TypeError(f"{type(self).__name__} sends no messages")
 
+    def recognizes(self, answer: Answer) -> bool:
+        """Returns whether an answer of 2xx to a message is that of its service, as far as that is known."""
+        return True
+
     def probe(self, call: Call) -> PostResult | None:
         """Runs the receiver's own health check, which no person sees; None if it has none."""
         return None
@@ -257,6 +263,28 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
+def encode_json(value: Any) -> bytes:
+    """Returns compact JSON as UTF-8; what UTF-8 cannot express (half a surrogate pair) becomes a question mark."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+
+
+def cut_bytes(value: Any, most: int) -> Any:
+    """Returns a JSON value in which each text has at most `most` bytes as encode_json writes it, without quotes."""
+    if isinstance(value, Mapping):
+        return {name: cut_bytes(one, most) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [cut_bytes(one, most) for one in value]
+    if not isinstance(value, str) or (len(value) <= most and _count_bytes(value) <= most):
+        return value
+    lengths = range(min(len(value), most) + 1)
+    kept = bisect.bisect_right(lengths, most - len("…".encode()), key=lambda length: _count_bytes(value[:length])) - 1
+    return f"{value[:kept].rstrip()}…"
+
+
+def _count_bytes(text: str) -> int:
+    return len(encode_json(text)) - 2
+
+
 def make_title(message: Message) -> str:
     """Returns the title: the summary of the alert, or how many alerts of which group; simulated ones are marked."""
     main, marks = message.main, ""
@@ -265,7 +293,8 @@ def make_title(message: Message) -> str:
     if main["labels"].get("detector") == TEST:
         marks += "[test] "
     if len({a["labels"].get("incident") for a in message.alerts}) == 1:
-        return marks + str(main["annotations"].get("summary", main["labels"].get("alertname", "alert")))
+        summary = str(main["annotations"].get("summary", ""))
+        return marks + (summary if summary.strip() else main["labels"].get("alertname") or "alert")
     firing = sum(a["status"] == "firing" for a in message.alerts)
     group = ", ".join(f"{k}={v}" for k, v in message.body.get("groupLabels", {}).items())
     count = f"{firing} alerts firing" if firing else f"{len(message.alerts)} alerts resolved"
@@ -323,7 +352,7 @@ _FILTERS = (
 class Template:
     """A Jinja2 template of an administrator over the body of version 4, in a sandbox without functions and methods.
 
-    Loops run over the alerts alone, so that the time is bounded; texts of alerts are never code.
+    Loops run once over the alerts, and over labels and annotations, so that they end; texts of alerts are never code.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -332,8 +361,13 @@ class Template:
         if len(text) > MAX_TEMPLATE:
             raise ConfigError(f"{where}: has {len(text)} characters; expected at most {MAX_TEMPLATE}")
         try:
-            self._template = _make_sandbox().from_string(text)
-        except jinja2.TemplateError as error:
+            from pipeline.notify.template_loops import find_endless
+
+            sandbox = _make_sandbox()
+            if wrong := find_endless(sandbox.parse(text)):
+                raise ConfigError(f"{where}: {wrong}")
+            self._template = sandbox.from_string(text)
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"{where}: is not a template: {error}") from error
         self._where, self._failed = where, ""
 

@@ -30,6 +30,7 @@ from pipeline.notify.receivers import (
     Message,
     cut,
     describe_change,
+    encode_json,
     make_lines,
     make_template,
     make_title,
@@ -40,7 +41,9 @@ from pipeline.notify.receivers import (
 
 MAX_SECTION, MAX_TITLE = 3000, 150
 """Characters of a section and of a title: Slack's limits. A message has two sections and a line, so it stays below the
-8,000 that we allow ourselves: Slack refuses about 13,200, Teams 28 kB."""
+8,000 that we allow ourselves: Slack refuses about 13,200."""
+MAX_CARD_BYTES = 28_000
+"""Longest card (bytes): Teams refuses more than 28 kB, and does so at every attempt."""
 COLORS = {
     "critical": "#D55E00",
     "warning": "#E69F00",
@@ -146,7 +149,13 @@ class SlackEndpoint(ChatEndpoint):
             return PostResult("retry", str(error))
         if answer.status == 400 and answer.body.decode(errors="replace").strip() in ALIVE:
             return PostResult("delivered", "HTTP 400 to an empty message, as expected")
+        if answer.status == 400 or 200 <= answer.status < 300:
+            return PostResult("retry", f"HTTP {answer.status}: unexpected answer, not that of a webhook of Slack")
         return classify_answer(answer)
+
+    def recognizes(self, answer: Answer) -> bool:
+        """Returns whether an answer is that of Slack: JSON with `ok`, or the word `ok` of an incoming webhook."""
+        return self._receiver.token_file is not None or answer.body.strip() == b"ok"
 
     def _post(self, message: Message, shown: Mapping[str, Any], call: Call) -> PostResult:
         return _classify_slack(self._call("chat.postMessage", {**shown, "channel": self._receiver.channel}, call), True)
@@ -272,7 +281,11 @@ class TeamsEndpoint(ChatEndpoint):
     def send(self, message: Message, call: Call) -> PostResult:
         """Posts a card."""
         try:
-            body = json.dumps(make_teams_card(message, *self.make_texts(message)), separators=(",", ":")).encode()
+            title, text = self.make_texts(message)
+            for most in (MAX_SECTION, MAX_SECTION // 4, 0):
+                body = encode_json(make_teams_card(message, title, cut(text, most) if most else ""))
+                if len(body) <= MAX_CARD_BYTES:
+                    break
             return classify_answer(call(Request(self._target(), body)))
         except ConfigError as error:  # a secret that was readable at the start
             return PostResult("retry", str(error))
@@ -303,7 +316,7 @@ def make_teams_card(message: Message, title: str, text: str) -> dict[str, Any]:
         "fallbackText": title,
         "body": [*body, {"type": "FactSet", "facts": facts}],
     }
-    if re.match(r"https?://\S+$", link):
+    if re.match(r"https?://\S{1,2000}$", link):
         card["actions"] = [{"type": "Action.OpenUrl", "title": "Open incident", "url": link}]
     content = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
     return {"type": "message", "attachments": [content]}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config.receivers import PagerDuty, ReceiverConfig
 from pipeline.model.errors import ConfigError
-from pipeline.notify.delivery import Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
 from pipeline.notify.receivers import (
     MAX_LISTED,
     Endpoint,
@@ -90,7 +90,24 @@ class PagerDutyEndpoint(Endpoint):
 
     def probe(self, call: Call) -> PostResult | None:
         """Resolves a key that was never triggered: PagerDuty checks the key and changes nothing."""
-        return self._post({"event_action": "resolve", "dedup_key": HEALTH_KEY}, call)
+        answers: list[Answer] = []
+
+        def record(request: Request) -> Answer:
+            answers.append(call(request))
+            return answers[-1]
+
+        result = self._post({"event_action": "resolve", "dedup_key": HEALTH_KEY}, record)
+        if result.outcome == "delivered" and not self.recognizes(answers[-1]):
+            return PostResult("retry", f"HTTP {answers[-1].status}: unexpected answer, not that of PagerDuty")
+        return result
+
+    def recognizes(self, answer: Answer) -> bool:
+        """Returns whether an answer is that of Events API v2: JSON with `status` success and a `message`."""
+        try:
+            body = json.loads(answer.body)
+        except ValueError:
+            return False
+        return isinstance(body, dict) and body.get("status") == "success" and isinstance(body.get("message"), str)
 
     def read_webhook(self, signature: str, body: bytes) -> InboundEvent:
         """Returns the event of PagerDuty's webhook. Raises KeyError without a secret, PermissionError on a wrong

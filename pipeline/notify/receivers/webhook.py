@@ -20,7 +20,9 @@ from pipeline.notify.receivers import (
     Message,
     check_auth,
     cut,
+    cut_bytes,
     describe_change,
+    encode_json,
     make_title,
     read_auth,
     read_secret,
@@ -28,6 +30,8 @@ from pipeline.notify.receivers import (
 
 MAX_EVENT_BYTES = 20_000
 """Longest event (bytes): Standard Webhooks 1.0 advises payloads below 20 kB."""
+MAX_TEXT_BYTES = (2000, 500)
+"""Longest text of an event that is too long (bytes), first and last try. Chosen: seven of the last fit for certain."""
 SECRET_PREFIX, SECRET_BYTES = "whsec_", (24, 64)  # Standard Webhooks 1.0
 
 
@@ -63,7 +67,7 @@ class WebhookEndpoint(Endpoint):
     def send(self, message: Message, call: Call) -> PostResult:
         """Posts the message in the configured format."""
         try:
-            body = json.dumps(self._make_body(message), separators=(",", ":")).encode()
+            body = self._make_body(message)
             headers = self._headers(body, message.id, message.time)
             return classify_answer(call(Request(self._target(), body, headers)))
         except ConfigError as error:  # a secret that was readable at the start
@@ -97,12 +101,13 @@ class WebhookEndpoint(Endpoint):
             found |= sign(keys, id_, now // SECOND, body)
         return found
 
-    def _make_body(self, message: Message) -> Mapping[str, Any]:
+    def _make_body(self, message: Message) -> bytes:
         if self._receiver.format == "event":
-            return make_event(message)
+            return encode_json(make_event(message))
         if self._receiver.format == "cloudevents":
-            return make_cloud_event(message)
-        return make_version_4(message, self.receiver, self._receiver.max_alerts)
+            return encode_json(make_cloud_event(message))
+        body = make_version_4(message, self.receiver, self._receiver.max_alerts)
+        return json.dumps(body, separators=(",", ":")).encode()
 
 
 def build(receiver: ReceiverConfig) -> Sequence[Endpoint]:
@@ -123,13 +128,13 @@ def make_version_4(message: Message, receiver: str, most: int) -> dict[str, Any]
 
 def make_event(message: Message) -> dict[str, Any]:
     """Returns {type, timestamp, data} as Standard Webhooks describes it, below MAX_EVENT_BYTES."""
-    return {"type": _type_of(message), "timestamp": _time_of(message), "data": _make_data(message)}
+    return _add_data({"type": _type_of(message), "timestamp": _time_of(message)}, message)
 
 
 def make_cloud_event(message: Message) -> dict[str, Any]:
-    """Returns a CloudEvent 1.0 in structured mode. id: the same at every attempt."""
+    """Returns a CloudEvent 1.0 in structured mode, below MAX_EVENT_BYTES. id: the same at every attempt."""
     labels = message.main["labels"]
-    return {
+    attributes = {
         "specversion": "1.0",
         "id": message.id,
         "source": f"/fleetpulse/{labels.get('site', 'local')}",
@@ -137,8 +142,8 @@ def make_cloud_event(message: Message) -> dict[str, Any]:
         "subject": message.thread,
         "time": _time_of(message),
         "datacontenttype": "application/json",
-        "data": _make_data(message),
     }
+    return _add_data(attributes, message)
 
 
 def _type_of(message: Message) -> str:
@@ -150,9 +155,15 @@ def _time_of(message: Message) -> str:
     return str(message.change.get("time") or iso(message.time))
 
 
+def _add_data(envelope: Mapping[str, Any], message: Message) -> dict[str, Any]:
+    """Returns an envelope with its data, together below MAX_EVENT_BYTES."""
+    most = MAX_EVENT_BYTES - len(encode_json({**envelope, "data": ""}))
+    return {**envelope, "data": _shorten(_make_data(message), most)}
+
+
 def _make_data(message: Message) -> dict[str, Any]:
-    """Returns incident, alerts and change; alerts are left out from the end, and counted, if they are too long."""
-    data: dict[str, Any] = {
+    """Returns incident, alerts and change."""
+    return {
         "incident": message.thread,
         "status": message.body["status"],
         "title": make_title(message),
@@ -164,15 +175,22 @@ def _make_data(message: Message) -> dict[str, Any]:
         "alerts": list(message.alerts),
         "truncated_alerts": int(message.body.get("truncatedAlerts", 0)),
     }
-    most = MAX_EVENT_BYTES - 512  # for the envelope
-    if len(json.dumps(data)) > most and isinstance(data["detail"], dict):
+
+
+def _shorten(data: dict[str, Any], most: int) -> dict[str, Any]:
+    """Returns data of at most `most` bytes: members but the first are left out, then long texts are cut, then alerts
+    are left out from the end, and counted, then the incident's detail."""
+    if len(encode_json(data)) > most and isinstance(data["detail"], dict):
         members = data["detail"].get("members", [])
         data["detail"] = {**data["detail"], "members": members[:50], "members_total": len(members)}
-    while len(json.dumps(data)) > most and data["alerts"]:
-        kept = data["alerts"][: len(data["alerts"]) // 2]
-        data["truncated_alerts"] += len(data["alerts"]) - len(kept)
-        data["alerts"] = kept
-    return data
+    for text_bytes, fewest in ((MAX_TEXT_BYTES[0], 1), (MAX_TEXT_BYTES[1], 0)):
+        if len(encode_json(data)) > most:
+            data = cut_bytes(data, text_bytes)
+        while len(encode_json(data)) > most and len(data["alerts"]) > fewest:
+            kept = data["alerts"][: len(data["alerts"]) // 2]
+            data["truncated_alerts"] += len(data["alerts"]) - len(kept)
+            data["alerts"] = kept
+    return data if len(encode_json(data)) <= most else {**data, "detail": None}
 
 
 def decode_secret(text: str, where: str) -> bytes:
