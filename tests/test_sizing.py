@@ -73,7 +73,8 @@ def test_an_agents_cost_is_the_range_of_the_measured_figures() -> None:
 
 
 ROWS = re.findall(
-    r"^\| ([\d,]+) \| ([\d.]+) to ([\d.]+) \| (\d+|not one) .*\| ([\d.]+ [GT]B) \| ([\d.]+ [GT]B) \| (\d+) \|",
+    r"^\| ([\d,]+) \| ([\d.]+) to ([\d.]+) \| (\d+|not one) .*"
+    r"\| ([\d.]+ [GT]B) \| ([\d.]+ [GT]B) \| (\d+), ([\d.]+ [GT]B) \|",
     SIZING,
     re.M,
 )
@@ -90,6 +91,7 @@ def test_a_row_of_the_server_is_nodes_times_one_node_and_plans_with_the_upper_en
     assert row[3] == "not one" or int(row[3]) >= 3 * nodes * HIGH / 1e3 + 1
     assert read_bytes(row[4]) == pytest.approx(nodes * HOT * PER_DAY, rel=0.15)
     assert read_bytes(row[5]) == pytest.approx(nodes * (SEALED + ROLLUP) * PER_DAY * MONTH, rel=0.01)
+    assert read_bytes(row[7]) == pytest.approx(nodes * WIRE * 72 * 3600, rel=0.02)
 
 
 def test_all_sizes_of_the_table_were_checked() -> None:

@@ -34,19 +34,20 @@ class Inbox(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def take(self, path: str, key: str, raw: bytes) -> int:
-        """Returns the status of the answer; 0: the connection is closed without one."""
+    def take(self, path: str, key: str, raw: bytes) -> tuple[int, Any]:
+        """Returns status and body of the answer; 0: the connection is closed without one."""
+        answer: Any = ""
         if self.mode == "error":
-            return 500
+            return 500, answer
         if self.mode == "closed":
-            return 0
+            return 0, answer
         if path.startswith("/v2/enqueue"):
             status, answer = judge_pagerduty(None, path, {}, raw)  # type: ignore[arg-type]
             if status != 202:
                 self.refused.append(str(answer))
-                return status
+                return status, answer
         self._taken.append((key, json.loads(raw)))
-        return 0 if self.mode == "lost" else 202
+        return 0 if self.mode == "lost" else 202, answer
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns what was taken since the last call."""
@@ -67,11 +68,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status = self.server.take(self.path, self.headers.get("Idempotency-Key", ""), raw)
+        status, answer = self.server.take(self.path, self.headers.get("Idempotency-Key", ""), raw)
         if status:
+            body = json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Quiet."""

@@ -15,7 +15,15 @@ import pytest
 from pipeline.api.tokens import write_initial_tokens
 from pipeline.config.sections import Api, Config
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refused, Unreachable, UsageError
+from pipeline.model.errors import (
+    FleetpulseError,
+    InvalidQuery,
+    OverLimit,
+    Refused,
+    Unavailable,
+    Unreachable,
+    UsageError,
+)
 
 
 @contextmanager
@@ -63,7 +71,7 @@ def test_a_query_returns_columns_and_rows() -> None:
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
-    [(400, UsageError, 2), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)],
+    [(400, UsageError, 2), (401, Refused, 4), (404, UsageError, 2), (500, FleetpulseError, 1), (503, Unavailable, 3)],
 )
 def test_a_problem_becomes_the_matching_error(status: int, kind: type[FleetpulseError], code: int) -> None:
     with run_server(status, b'{"detail": "only SELECT is served"}') as (port, _):

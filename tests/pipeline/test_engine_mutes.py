@@ -217,11 +217,11 @@ def test_a_mute_is_ended_once(site):
 def test_a_mute_for_an_unknown_entity_is_accepted_with_a_warning(site):
     running = start_engine(site)
     running.play(0, [50] * 3)
-    said = People(running.engine).describe_unknown_scope("gpu:n1.o")
+    said = People(running.engine).describe_unknown_scopes(["gpu:n1.o"])
     assert said.startswith("scope = 'gpu:n1.o': unknown entity")
     assert People(running.engine).mute("hot", "gpu:n1.o", 600, "why", "ada").scope == "gpu:n1.o"
     for known in ("gpu:n1.0", "*", "fleet:gpu", "site:all"):
-        assert People(running.engine).describe_unknown_scope(known) == ""
+        assert People(running.engine).describe_unknown_scopes([known]) == ""
 
 
 def test_a_scope_in_the_topology_is_known_and_a_typo_gets_a_suggestion():

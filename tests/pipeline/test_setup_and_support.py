@@ -68,10 +68,12 @@ def test_a_folder_is_not_replaced_by_a_configuration(tmp_path: Path) -> None:
 
 
 def test_names_in_any_script_are_written_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
-    for number, name in enumerate(("Zürich", "東京", "east 😀", 'a"b\\c', "a\x7fb")):
+    for number, name in enumerate(("Zürich", "東京", "east 😀", 'a"b\\c')):
         path = tmp_path / f"{number}.toml"
         set_up(path, "--site", name, answers="\n\n\n\n", packaged=False)
         assert load_config(path, {}).site.name == name
+    with pytest.raises(ConfigError, match="no control character"):
+        set_up(tmp_path / "none.toml", "--site", "a\x7fb", answers="\n\n\n\n", packaged=False)
     with pytest.raises(UsageError, match="is not text; expected UTF-8"):
         set_up(tmp_path / "none.toml", "--site", "a\udcff", answers="\n\n\n\n", packaged=False)
     assert not (tmp_path / "none.toml").exists()
@@ -135,7 +137,7 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
     again = [question.split("\n")[0] for question in asked if "\n" in question]
     assert [text.rpartition("expected ")[2] for text in again] == [
         "one of node, server, one-host",
-        "a name: not empty, no slash, not '.' or '..'",
+        "a name: not empty, no slash, no control character, not '.' or '..'",
         "host:port with a port from 1 to 65535, several with commas between them",
         "a number from 0 to 64, such as 8",
         "a number from 0 to 64, such as 8",
