@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
+from pipeline.model.plain_text import CODES
 from pipeline.model.roles import Role
 
 USER_HEADER, ROLE_HEADER, CLIENT_HEADER = "Fleetpulse-User", "Fleetpulse-Role", "Fleetpulse-Client"
@@ -33,7 +34,7 @@ _VERSIONED_PATHS = re.compile(
     r"/api/v1/(incidents/[^/]+/[a-z]+|silences/[^/]+(/expire)?|mutes/[^/]+/end|calibration"
     r"|acts/[^/]+/(approve|cancel))"
 )
-_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_FORBIDDEN = re.compile(rf"[\t\n{CODES}]")
 """Control characters, and those that change the direction of text: a name must look like what it is."""
 
 

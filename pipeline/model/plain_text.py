@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+CODES = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+"""Control characters but tab and line feed, and marks that change the direction of text; for a class of a pattern."""
+_CODES = re.compile(f"[{CODES}]")
 
 
 def strip_codes(text: str) -> str:

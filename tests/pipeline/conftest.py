@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import pytest
 
 from agents.node.spool.spool import Spool
 from pipeline.config import sections
+from pipeline.config.receivers import InhibitRule, Route
 from pipeline.config.sections import Limits
 from pipeline.ingest.admission import Admission, StoredState
 from pipeline.ingest.entities import load_entities
@@ -24,6 +25,7 @@ from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import wire
 from pipeline.transport.spool import SpoolTransport
+from tests.pipeline.lossy_site import Hooked, Make
 from tests.pipeline.notifier_harness import NotifierHarness, Receiver
 
 if TYPE_CHECKING:
@@ -178,3 +180,17 @@ def harness(tmp_path: Path, receiver: Receiver) -> Iterator[NotifierHarness]:
     made = NotifierHarness(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
     yield made
     made.close()
+
+
+@pytest.fixture
+def hooked(tmp_path: Path, receiver: Receiver) -> Iterator[Make]:
+    """Makes notifiers whose webhook loses what it is sent."""
+    made: list[Hooked] = []
+
+    def make(route: Route | None = None, rules: Sequence[InhibitRule] = ()) -> Hooked:
+        made.append(Hooked(tmp_path, receiver, route, rules))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -133,3 +133,7 @@ def check_keys(site: Hooked) -> None:
     said: dict[str, Any] = {}
     for key, body in [*site.refused, *site.receiver.posts]:
         assert said.setdefault(key, body) == body, key
+
+
+Make = Callable[..., Hooked]
+"""Makes one of a route and rules; the fixture `hooked`."""

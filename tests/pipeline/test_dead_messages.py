@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,9 @@ import pytest
 from pipeline.config.receivers import InhibitRule, Notify, PagerDuty, Route
 from pipeline.model.records import SECOND
 from pipeline.notify.dead_messages import replay_payloads
-from tests.pipeline.lossy_site import C_OVER_ALL, GROUPED, A, B, C, Hooked
+from tests.pipeline.lossy_site import C_OVER_ALL, GROUPED, A, B, C, Hooked, Make
 from tests.pipeline.notifier_harness import Receiver
 from tests.pipeline.receiver_servers import Service, serve, stop
-
-
-@pytest.fixture
-def hooked(tmp_path: Path, receiver: Receiver) -> Any:
-    made: list[Hooked] = []
-
-    def make(route: Route | None = None, rules: Sequence[InhibitRule] = ()) -> Hooked:
-        made.append(Hooked(tmp_path, receiver, route, rules))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-Make = Callable[..., Hooked]
 
 
 def test_a_page_that_ended_and_fires_again_is_sent_again_as_it_fires_now(hooked: Make, receiver: Receiver) -> None:

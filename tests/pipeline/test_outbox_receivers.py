@@ -206,12 +206,17 @@ def test_a_refused_page_is_reported_by_readiness_and_to_the_other_receivers(
     harness.close()
 
 
-def test_a_dropped_message_is_reported_for_an_hour(harness: NotifierHarness, receiver: Receiver) -> None:
+def refuse_until_dead(harness: NotifierHarness, receiver: Receiver) -> None:
+    """A page is refused as often as it is tried."""
     receiver.refuses["gpu:n1.0"] = 413
     harness.write_change("opened")
     for _ in range(len(RETRY_S) + 1):
         harness.notifier.health["r0"].record_success()
         harness.send_due(1.2 * RETRY_S[-1])
+
+
+def test_a_dropped_message_is_reported_for_an_hour(harness: NotifierHarness, receiver: Receiver) -> None:
+    refuse_until_dead(harness, receiver)
     assert harness.rows() == [("firing", "dead", 9)]
     harness.notifier.health["r0"].record_success()
     assert harness.notifier.describe_trouble() == "receiver r0: 1 alert refused: HTTP 413, 9 times"
@@ -243,11 +248,7 @@ def test_a_refused_message_that_expires_is_reported_no_longer(
 
 
 def test_a_dead_message_that_was_replaced_is_reported_no_longer(harness: NotifierHarness, receiver: Receiver) -> None:
-    receiver.refuses["gpu:n1.0"] = 413
-    harness.write_change("opened")
-    for _ in range(len(RETRY_S) + 1):
-        harness.notifier.health["r0"].record_success()
-        harness.send_due(1.2 * RETRY_S[-1])
+    refuse_until_dead(harness, receiver)
     harness.notifier.health["r0"].record_success()
     assert "refused: HTTP 413, 9 times" in str(harness.notifier.describe_trouble())
     receiver.refuses = {}

@@ -4,35 +4,16 @@ their ends."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.receivers import InhibitRule, Route
 from pipeline.model.records import SECOND
 from pipeline.notify.dead_messages import replay_payloads
-from tests.pipeline.lossy_site import C_OVER_ALL, GROUPED, STEPS, A, B, C, Hooked, check_keys
+from tests.pipeline.lossy_site import C_OVER_ALL, GROUPED, STEPS, A, B, C, Hooked, Make, check_keys
 from tests.pipeline.notifier_harness import Receiver
-
-
-@pytest.fixture
-def hooked(tmp_path: Path, receiver: Receiver) -> Any:
-    made: list[Hooked] = []
-
-    def make(route: Route | None = None, rules: Sequence[InhibitRule] = ()) -> Hooked:
-        made.append(Hooked(tmp_path, receiver, route, rules))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-Make = Callable[..., Hooked]
 
 
 @pytest.mark.parametrize("step", STEPS)
