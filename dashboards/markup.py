@@ -89,7 +89,8 @@ def unready(fleet: Fleet) -> str:
     newest = "No data is stored yet."
     if fleet.newest is not None:
         newest = f"Data as of {clock(min(fleet.newest, fleet.as_of), fleet.as_of)}."
-    return notice(f"{reasons}. {newest}", "degraded", "Pipeline stalled:")
+    heading = "Pipeline not ready yet:" if fleet.unready[0].startswith("starting") else "Pipeline stalled:"
+    return notice(f"{reasons}. {newest}", "degraded", heading)
 
 
 def present_statement(text: str) -> str:

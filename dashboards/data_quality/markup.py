@@ -91,7 +91,7 @@ def _kinds(problems: Sequence[Problem]) -> str:
 
 def _backlog(quality: Quality) -> str:
     if quality.backlog.stalled:
-        return "stalled"
+        return "nothing is evaluated"
     if quality.backlog.unsent:
         return f"{quality.backlog.unsent:,} messages wait at agents"
     return "processing a backlog" if quality.backlog.backlog else "no backlog"

@@ -16,6 +16,7 @@ from pipeline.api.backend import Health, SenderStates, Sources
 from pipeline.api.server import ApiServer, create_app, start_server
 from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
+from pipeline.commands.first_compile import compile_first
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
 from pipeline.commands.reservations import ReservationWatch
@@ -49,6 +50,7 @@ from pipeline.store.backup import Source
 from pipeline.store.devices import Devices
 from pipeline.store.latest import CurrentValues
 from pipeline.store.retention import count_losses
+from pipeline.transport.unpacking import compile_loops
 
 log = logging.getLogger("fleetpulse.pipeline")
 MOST_REPLAYED = 5000
@@ -204,7 +206,10 @@ class PipelineBackend:
         """Returns the engine. Raises Retryable while the service starts."""
         engine = self._service.engine
         if engine is None:
-            raise Retryable("the pipeline is starting: stored data is being evaluated; try again", after_s=2.0)
+            raise Retryable(
+                "the pipeline is starting: detectors are compiled, then stored data is evaluated; try again",
+                after_s=2.0,
+            )
         return engine
 
     # --- state --------------------------------------------------------------------------------------
@@ -425,7 +430,8 @@ def run(
 ) -> int:
     """Runs the pipeline until SIGTERM or SIGINT, then stops within seconds. Returns reload.AGAIN after SIGHUP.
 
-    warm_up: called before any input is read, while /readyz reports the start.   load_again: reads the configuration.
+    warm_up: called in a thread before any input is read, while /readyz reports the start; a stop does not wait for it.
+    load_again: reads the configuration.
     Raises ConfigError if it names a receiver that does not exist.
     """
     check_with_origin(config, check_receivers)
@@ -449,7 +455,7 @@ def run(
         watch = (lambda: backend.people, stop)
         threading.Thread(target=backend.reservations.run, args=watch, name="slurm", daemon=True).start()
     try:
-        warm_up()
+        compile_first((warm_up, compile_loops), stop, service.progress.heartbeat.beat)
         service.run(stop)
     finally:
         stop.set()

@@ -122,7 +122,7 @@ class PipelineService:
         self._started = clock(), monotonic()
         self._reported_newer: set[str] = set()  # newer agents that were logged
         self._fault: str | None = None
-        self._trouble: str | None = "starting: stored data is being evaluated"
+        self._trouble: str | None = "starting: detectors are compiled, then stored data is evaluated"
 
     @property
     def _max_silence_us(self) -> int:

@@ -96,3 +96,8 @@ def test_on_a_phone_a_wide_table_names_the_column_of_each_cell_and_leaves_out_em
     assert '<td data-head="User"><span>ann</span></td>' in made
     assert '<td data-head="&lt;b&gt;Reason" data-empty><span></span></td>' in made
     assert "fp-stacked" not in markup.table(("Time", "What", "About"), [("1", "2", "3")], "")
+
+
+def test_a_pipeline_that_compiles_its_detectors_is_not_called_stalled() -> None:
+    new = Fleet(0, None, True, None, (), unready=("starting: detectors are compiled",), stalled=True)
+    assert "<b>Pipeline not ready yet:</b> starting: detectors are compiled. No data" in markup.unready(new)
