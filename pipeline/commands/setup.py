@@ -59,7 +59,7 @@ def run_setup(
 def _prepare(files: PreparedFiles, answers: Answers, path: Path, etc: Path) -> list[str]:
     """Prepares all files, the configuration last. Returns the lines to print."""
     token_file = path.parent / "tokens" if answers.role != "node" else None
-    receiver = setup_receiver.parse_receiver(answers.webhook) if answers.webhook else None
+    receiver = answers.receiver
     secret = setup_receiver.find_secret_file(path)
     shown = setup_receiver.find_copy(secret) if answers.packaged else secret
     text = write_text(answers, token_file, receiver.write_lines(shown) if receiver else [])

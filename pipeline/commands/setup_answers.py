@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.commands.setup_receiver import parse_receiver
+from pipeline.commands.setup_receiver import SecretReceiver, parse_receiver
 from pipeline.commands.site_arguments import ROLES
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.names import MAX_NAME, find_name_fault
 
 MOST_GPUS = 64
 """GPUs of a node at most. Chosen: servers have up to 16, with PCIe expansion about 32; more is a typing error."""
+MOST_TEXT = 4096
+"""Characters of brokers or of an address at most. Chosen: some 100 brokers, and the addresses of chats have 300."""
 Ask = Callable[[str], str]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers. kafka, webhook: empty: none.   packaged: units run the services, as their own users."""
+    """The answers. kafka: empty: none.   packaged: units run the services, as their own users."""
 
     role: str
     site: str
     kafka: str
     gpus: int
-    webhook: str
+    receiver: SecretReceiver | None
     packaged: bool
 
 
@@ -36,7 +40,7 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     Raises UsageError or ConfigError for a flag that cannot work, and what `ask` raises when the input ends.
     """
 
-    def answer(flag: str | None, question: str, default: str, check: Callable[[str], None]) -> str:
+    def answer(flag: str | None, question: str, default: str, check: Callable[[str], object]) -> str:
         if flag is not None:
             check(flag)
             return flag
@@ -58,8 +62,9 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     flag = str(given.gpus) if given.gpus is not None else "0" if role == "server" else None  # it has none to count
     gpus = answer(flag, "4/5 GPUs of each node, 0: not checked", "0", _check_gpus)
     question = f"{4 if role == 'server' else 5}/5 Webhook for alerts, empty: none"
-    webhook = "" if role == "node" else answer(given.webhook, question, "", _check_webhook)
-    return Answers(role, site, kafka, int(gpus), webhook, packaged)
+    parse = functools.partial(_parse_webhook, given)
+    webhook = "" if role == "node" else answer(given.webhook, question, "", parse)
+    return Answers(role, site, kafka, int(gpus), parse(webhook), packaged)
 
 
 def _check_flags(given: argparse.Namespace) -> None:
@@ -70,7 +75,7 @@ def _check_flags(given: argparse.Namespace) -> None:
     if given.kafka is not None and (given.kafka or given.role):
         _check_kafka(given.role, given.kafka)
     if given.webhook and given.role != "node":
-        _check_webhook(given.webhook)
+        _parse_webhook(given, given.webhook)
 
 
 def _check_role(text: str) -> None:
@@ -82,11 +87,15 @@ def _check_site(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"setup: {text!r}: is not text; expected UTF-8") from None
+        raise UsageError(f"setup: {text[:60]!r}: is not text; expected UTF-8") from None
+    _check_length("--site", text, MAX_NAME, "a name")
     build_section(Config, {"site": {"name": text}}, "setup")
+    if fault := find_name_fault((text,)):  # the pipeline would reject all messages of such a site
+        raise UsageError(f"setup: --site: {fault}; expected a name of visible characters")
 
 
 def _check_kafka(role: str, text: str) -> None:
+    _check_length("--kafka", text, MOST_TEXT, "brokers")
     if text:
         build_section(Config, {"kafka": {"bootstrap_servers": text}}, "setup")
     elif role != "one-host":
@@ -98,6 +107,12 @@ def _check_gpus(text: str) -> None:
         raise UsageError(f"setup: GPUs {text[:60]!r}: expected a number from 0 to {MOST_GPUS}, such as 8")
 
 
-def _check_webhook(text: str) -> None:
-    if text:
-        parse_receiver(text)
+def _parse_webhook(given: argparse.Namespace, text: str) -> SecretReceiver | None:
+    _check_length("--webhook", text, MOST_TEXT, "an address")
+    networks = [one.strip() for one in (given.allow_private or "").split(",") if one.strip()]
+    return parse_receiver(text, given.allow_http, networks) if text else None
+
+
+def _check_length(flag: str, text: str, most: int, what: str) -> None:
+    if len(text) > most:
+        raise UsageError(f"setup: {flag}: found {len(text):,} characters; expected {what} of at most {most:,}")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.setup_files import PreparedFiles
 from pipeline.config.files import HOST, list_drop_ins
 from pipeline.http.addresses import parse_host
-from pipeline.model.errors import UsageError
+from pipeline.model.errors import ConfigError, UsageError
 from pipeline.runtime.private_files import FILE
 from pipeline.runtime.systemd import CREDENTIALS
 
@@ -36,7 +37,7 @@ class SecretReceiver:
     section: str
     key: str
     secret: str
-    more: tuple[tuple[str, str], ...] = ()
+    more: tuple[tuple[str, str | bool | list[str]], ...] = ()
 
     def write_lines(self, file: Path) -> list[str]:
         """Returns its lines of the configuration. JSON's strings are TOML's."""
@@ -44,9 +45,12 @@ class SecretReceiver:
         return [f"[[{self.section}]]", *(f"{key} = {json.dumps(value)}" for key, value in known)]
 
 
-def parse_receiver(address: str) -> SecretReceiver:
-    """Returns the receiver of an address. Raises ConfigError or UsageError if nothing can be posted there."""
-    from pipeline.notify.delivery import Target, check_url  # loads the HTTP client
+def parse_receiver(address: str, allow_http: bool = False, networks: Sequence[str] = ()) -> SecretReceiver:
+    """Returns the receiver of an address. Raises ConfigError or UsageError if nothing can be posted there.
+
+    allow_http: it may be http.   networks: private ones in which it may be, as CIDRs.
+    """
+    from pipeline.notify.delivery import Target, check_receiver  # loads the HTTP client
 
     host = parse_host(address)
     section = next((name for pattern, name in _SECTIONS if pattern.fullmatch(host)), "notify.webhooks")
@@ -57,8 +61,14 @@ def parse_receiver(address: str) -> SecretReceiver:
                 "enqueue, or no webhook here and [[notify.pagerduty]] by hand (docs/receivers.md)"
             )
         return SecretReceiver(section, "routing_key_file", found[1], (("region", "eu"),) if ".eu." in host else ())
-    check_url(Target(section, NAME, address, key="url_file"))
-    return SecretReceiver(section, "url_file", address)
+    try:
+        check_receiver(Target(section, NAME, address, allow_http, tuple(networks), "url_file"))
+    except ConfigError as error:
+        flags = "; flags of setup: --allow-http, --allow-private NETWORK" if "allow_" in str(error) else ""
+        raise ConfigError(f"{error}{flags}") from error
+    plain = (("allow_http", True),) if address.lower().startswith("http:") and allow_http else ()
+    private = (("allow_private", list(networks)),) if networks else ()
+    return SecretReceiver(section, "url_file", address, (*plain, *private))
 
 
 def find_secret_file(configuration: Path) -> Path:

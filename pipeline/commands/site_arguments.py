@@ -19,6 +19,8 @@ SITE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             option("--kafka", "brokers, host:port,host:port; '' without a broker", metavar="SERVERS"),
             option("--gpus", "GPUs that each node must have; 0: not checked", type=int, metavar="N"),
             option("--webhook", "where alerts are sent; '' nowhere", metavar="URL"),
+            option("--allow-http", "the webhook may be http, on a network that you trust", action="store_true"),
+            option("--allow-private", "its private networks, such as 10.0.0.0/8,fd00::/8", metavar="NETWORKS"),
             option("--units", "installed by pip: also install the units of systemd, as root", action="store_true"),
             option("--replace", "replace a configuration that exists; it is kept as FILE.old", action="store_true"),
         ),

@@ -24,7 +24,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from pipeline.commands.arguments import read_version
-from pipeline.config.addresses import HIDDEN, hide_addresses, hide_in_text
+from pipeline.config.address_text import hide_in_text
+from pipeline.config.addresses import HIDDEN, hide_addresses
 from pipeline.config.changes import flatten
 from pipeline.config.files import DROP_INS, list_files, read_table
 from pipeline.config.sections import Config

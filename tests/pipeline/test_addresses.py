@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fleetpulse
+from pipeline.config import addresses
+from pipeline.config.address_text import hide_in_text
 from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses
 from pipeline.config.changes import list_changes
 from pipeline.config.sections import load_config
@@ -117,3 +122,21 @@ def test_show_diff_and_records_show_the_hosts_of_addresses_without_a_scheme_alon
     recorded = str(list_changes(load_config(path, {}), load_config(other, {}), [], "pipeline"))
     for text in (said, compared, recorded):
         assert [word for word in ("WORD", "PA", "SS", "ada:") if word in text] == []
+
+
+@pytest.mark.parametrize("letter", ["a", "+", "a.", "a:", "a:/", "://", "a\\", "é"])
+def test_a_text_of_a_million_characters_without_a_space_takes_no_longer_than_with_spaces(letter: str) -> None:
+    begun = time.process_time()
+    text = letter * (1_000_000 // len(letter))
+    assert len(hide_in_text(text)) > 5
+    assert time.process_time() - begun < 5, "a line of base64 in a log: it took hours"
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "9", "+", "-", ".", "é", "_", "://", ":", "/", "@", "\\", " ", "'", "\n", "host", "]"])
+    )
+)
+def test_in_long_texts_the_same_is_hidden(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert hide_in_text(text) == addresses.hide_in_text(text)

@@ -22,7 +22,8 @@ from pipeline.commands.configuration import show_config
 from pipeline.commands.next_steps import suggest_next, wait_until_sound
 from pipeline.commands.setup import run_setup
 from pipeline.commands.support import collect, find_secrets, hide, write_support
-from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses, hide_in_text
+from pipeline.config.address_text import hide_in_text
+from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses
 from pipeline.config.sections import Config, load_config
 from pipeline.model.errors import ConfigError, Refused, UsageError
 
@@ -142,7 +143,7 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
         "a number from 0 to 64, such as 8",
         "a number from 0 to 64, such as 8",
         "a number from 0 to 64, such as 8",
-        "https, or allow_http = true",
+        "https, or allow_http = true; flags of setup: --allow-http, --allow-private NETWORK",
     ]
     assert [question.split("\n")[-1][:3] for question in asked] == [
         f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5)

@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Pat
 def test_two_commands_follow_for_a_node_and_one_host() -> None:
     program = "/opt/fleetpulse/bin/fleetpulse"
     for role, first in (("node", "agent"), ("one-host", "agent fleetpulse-pipeline fleetpulse-dashboard")):
-        answers = Answers(role, "east", "k:9092", 0, "", packaged=True)
+        answers = Answers(role, "east", "k:9092", 0, None, packaged=True)
         start, wait = next_commands(answers, Path("/etc/fleetpulse/fleetpulse.toml"), program)
         assert start == f"systemctl enable --now fleetpulse-{first}"
         assert wait.startswith(f"{program} doctor --wait ")
