@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.checkout import find_commit
 from tests.bare_machine import BareMachine, missing
 from tests.parts import do_without
 from tests.until import until
@@ -75,6 +76,63 @@ def test_the_installed_wheel_runs_from_anywhere_and_knows_its_commit(built: Path
     assert said == "fleetpulse 0.1.0 (0123456789ab)\n"
     for words in (["signals"], ["detectors"], ["simulate", "--list"]):
         assert run(sys.executable, "-P", "-c", program, str(site), *words, cwd=tmp_path, PYTHONPATH=str(site))
+
+
+def test_make_dist_leaves_what_it_built_and_nothing_of_a_run_before(tmp_path: Path) -> None:
+    """Checksums of a former version, beside the new files, were handed out with them."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        if not name.startswith(("tests/", "benchmarks/", "docs/")) and (ROOT / name).exists():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name, follow_symlinks=False)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    old = ("fleetpulse-0.0.9-py3-none-any.whl", "fleetpulse-server_0.0.9-1_amd64.deb", "fleetpulse-0.0.9.tar.gz")
+    for name in (*old, "fleetpulse-agent-0.0.9.cdx.json", "SHA256SUMS", "notes.txt"):
+        (dist / name).write_text("old")
+    words = ["bash", str(tmp_path / "deploy/packages/make"), "wheel"]
+    environ = {**os.environ, "PYTHON": sys.executable, "FLEETPULSE_COMMIT": "0123456789ab"}
+    subprocess.run(words, env=environ, check=True, capture_output=True)
+    ours = {"fleetpulse-0.1.0-py3-none-any.whl", "fleetpulse-0.1.0.tar.gz"}
+    assert {path.name for path in dist.iterdir()} == {*ours, "SHA256SUMS", "notes.txt"}
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=dist, check=True, capture_output=True)
+    assert {line.split()[1] for line in (dist / "SHA256SUMS").read_text().splitlines()} == ours
+
+
+def test_a_checkout_says_its_commit_and_whether_it_is_changed(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        words = ("-c", "user.name=a", "-c", "user.email=a@b", *words)
+        return subprocess.run(["git", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert find_commit(str(tmp_path)) == "", "no checkout"
+    git("init", "-q")
+    assert find_commit(str(tmp_path)) == "", "no commit"
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    git("tag", "v1")
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert find_commit(str(tmp_path)) == commit
+    (tmp_path / "a").write_text("2")
+    assert find_commit(str(tmp_path)) == f"{commit}-dirty"
+
+
+def test_without_git_or_within_another_project_no_commit_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "site-packages").mkdir()
+    assert find_commit(str(tmp_path / "site-packages")) == ""
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_commit(str(tmp_path)) == ""
+
+
+def test_this_checkout_prints_its_commit() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    said = run(sys.executable, "fleetpulse.py", "--version", cwd=ROOT)
+    assert f"(checkout {head.strip()}" in said
 
 
 @pytest.fixture(scope="module")

@@ -218,18 +218,21 @@ def _add_options(parser: argparse.ArgumentParser, options: tuple[Any, ...], oute
 
 
 def read_version() -> str:
-    """Returns the version of the installed package and the commit of which it was built."""
+    """Returns the version of the installed package and the commit of which it was built, or of a checkout."""
     from importlib import metadata
 
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         version = metadata.version("fleetpulse")
     except metadata.PackageNotFoundError:
-        return "from source, not installed"
+        version = "from source, not installed"
     try:
-        with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "commit")) as file:
+        with open(os.path.join(root, "pipeline", "commit")) as file:
             return f"{version} ({file.read().strip()})"
-    except OSError:  # installed as a link to a checkout
-        return f"{version} (checkout)"
+    except OSError:  # run in a checkout, or installed as a link to one
+        from pipeline.commands.checkout import find_commit
+
+        return f"{version} (checkout {find_commit(root) or 'of an unknown commit'})"
 
 
 def suggest_command(word: str) -> str:
