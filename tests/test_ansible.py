@@ -87,6 +87,8 @@ def test_every_variable_has_a_default() -> None:
         "fleetpulse_newer",
         "fleetpulse_draft",
         "fleetpulse_removed",
+        "fleetpulse_present",
+        "fleetpulse_older",
     }
     made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
@@ -259,6 +261,61 @@ def test_a_wrong_configuration_is_refused_before_it_replaces_anything(tmp_path: 
     assert (code, left[1]) == (2, "[api]\nsql_rows = 10\n")
     assert "conf.d/90-gone.toml: cannot be read: No such file" in said
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("fleetpulse.", "tmp."))]
+
+
+@pytest.mark.ansible
+@pytest.mark.parametrize("package_manager", ["apt", "dnf"])
+def test_copied_packages_of_other_versions_go_and_an_upgrade_is_not_undone(
+    package_manager: str, tmp_path: Path
+) -> None:
+    """Each package stayed on each host, and an inventory that named an old version installed it again."""
+    cache, source, suffix = tmp_path / "cache", tmp_path / "dist", {"apt": "deb", "dnf": "rpm"}[package_manager]
+    names = {"apt": "fleetpulse-agent_{}-1_amd64.deb", "dnf": "fleetpulse-agent-{}-1.x86_64.rpm"}[package_manager]
+    for folder, name in ((cache, names.format("0.1.0")), (cache, f"fleetpulse-server_0.1.0-1_amd64.{suffix}")):
+        folder.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (cache / "other.deb").touch()
+    source.mkdir()
+    for version in ("0.2.0", "0.10.0"):
+        (source / names.format(version)).write_text(version)
+    installed = tmp_path / "installed"
+    installed.write_text("0.2.0")
+    answers = {
+        "dpkg-query": f"echo installed $(cat {installed})-1; echo not-installed",
+        "rpm": f"[ $1 = -q ] || exec {tmp_path}/dpkg $*\ncat {installed}\necho; echo package x is not installed",
+        "dpkg": f"for last; do :; done; cat $last > {installed}",
+        "dpkg-deb": "echo",
+    }
+    for name, text in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text().replace("/var/cache", str(cache)))
+    begin = next(number for number, task in enumerate(tasks) if task["name"] == "The package's name")
+    end = next(number for number, task in enumerate(tasks) if task["name"] == "Folder of drop-ins")
+    facts = {"ansible_facts": {"pkg_mgr": package_manager, "architecture": "x86_64"}}
+    handler = {"name": "Restart", "ansible.builtin.debug": {"msg": ""}}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "handlers": [handler]}
+    play["tasks"] = [{"name": "Facts", "ansible.builtin.set_fact": facts["ansible_facts"]}, *tasks[begin:end]]
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+    environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
+
+    def run(version: str, **more: Any) -> tuple[int, str]:
+        values = {"fleetpulse_packages": str(source), "fleetpulse_version": version, **more, **facts}
+        play["vars"] = DEFAULTS | values | {"ansible_python_interpreter": sys.executable}
+        (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+        words = [find_program(), "-i", "localhost,", "play.yml"]
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = run("0.10.0")
+    assert (code, installed.read_text()) == (0, "0.10.0"), said
+    assert {path.name for path in cache.iterdir()} == {names.format("0.10.0"), "other.deb"}
+    code, said = run("0.2.0")
+    assert (code, installed.read_text()) == (2, "0.10.0"), said
+    assert "found version 0.10.0, newer than fleetpulse_version = 0.2.0" in " ".join(said.split())
+    code, said = run("0.2.0", fleetpulse_downgrade=True)
+    assert (code, installed.read_text()) == (0, "0.2.0"), said
+    assert {path.name for path in cache.iterdir()} == {names.format("0.2.0"), "other.deb"}
 
 
 UNITS = "systemd/system"
