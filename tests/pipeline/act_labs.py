@@ -193,6 +193,8 @@ def _slurm_commands(
 @contextmanager
 def kubernetes_lab(folder: Path) -> Iterator[Lab]:
     """Kubernetes 1.35: API server, etcd, controllers, scheduler; kwok plays the kubelets."""
+    if reason := kubernetes_cluster.missing():
+        do_without("kubernetes", reason)
     with kubernetes_cluster.Cluster(folder) as cluster:
         for name in ("gpu1", "gpu2"):
             cluster.node(name, {"nvidia.com/gpu": "8"})

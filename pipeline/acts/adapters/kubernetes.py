@@ -1,9 +1,9 @@
 """Kubernetes by its official client: cordon with our taint and annotation, evict through the Eviction API, release.
 
 Right needed: nodes get, list, patch; pods get, list; pods/eviction create (deploy/helm has the role). A stale write is
-refused by the server (409, resourceVersion) and tried again after a new look. Evictions respect disruption budgets: a
-pod that its budget protects (429) is asked for again in each round until [acts.kubernetes] evict_minutes have passed,
-and other acts go on meanwhile.
+refused by the server (409, resourceVersion) and tried again after a new look, also in the next rounds. Evictions
+respect disruption budgets: a pod that its budget protects (429) is asked for again in each round until
+[acts.kubernetes] evict_minutes have passed, and other acts go on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from pipeline.acts.act import Act, Verb
-from pipeline.acts.adapters.adapter import GIVE_UP_S, Immediate, Outcome, StillRunning, check_owner, write_note
+from pipeline.acts.adapters.adapter import GIVE_UP_S, Immediate, NotYet, Outcome, StillRunning, check_owner, write_note
 from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
 from pipeline.model.errors import Unreachable
@@ -32,7 +32,7 @@ TIMEOUT_S = 30
 PAGE = 500
 """Objects of one answer: the size that the server's own clients ask for."""
 MAX_STALE = 3
-"""Tries of a write to an object that others change. Chosen."""
+"""Tries in one round of a write to an object that others change. Chosen."""
 NOT_NOW = (404, 409, 429)
 """Answers to an eviction after which the next one may pass: the pod is gone, was changed, or its budget protects it."""
 OVER = ("Succeeded", "Failed")
@@ -98,24 +98,13 @@ class Kubernetes(Immediate):
         """See `Adapter.carry_out`."""
         if act.verb == "evict":
             return self._evict(act, node)
-        for _ in range(MAX_STALE):
-            with _reachable(f"read node {node.name}", reads=True):
-                fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
-            if (decided := check_owner(act, self._parse(fresh), node)) is not None:
-                return decided
-            said = self._patch(fresh, write_note(act) if act.verb == "hold" else None)
-            if said != "stale":
-                return Outcome(not said, said or "done")
-        return Outcome(False, f"{node.name}: others changed it {MAX_STALE} times in between")
+        note = write_note(act) if act.verb == "hold" else None
+        return self._change(node.name, note, lambda seen: check_owner(act, seen, node))
 
     def undo(self, act: Act, node: SchedulerNode) -> Outcome:
         """See `Adapter.undo`."""
-        with _reachable(f"read node {node.name}", reads=True):
-            fresh = self._core.read_node(node.name, _request_timeout=TIMEOUT_S)
-        if self._parse(fresh).mark != act.mark:
-            return Outcome(False, f"{node.name}: is not held for {act.id}")
-        said = self._patch(fresh, None)
-        return Outcome(not said, said or "done")
+        other = Outcome(False, f"{node.name}: is not held for {act.id}")
+        return self._change(node.name, None, lambda seen: None if seen.mark == act.mark else other)
 
     def find_effect(self, act: Act, node: SchedulerNode) -> bool | None:
         """See `Adapter.find_effect`."""
@@ -124,6 +113,21 @@ class Kubernetes(Immediate):
         return not node.out or None if act.verb == "release" else not node.jobs or None
 
     # --- one node -----------------------------------------------------------------------------------
+
+    def _change(self, name: str, note: str | None, decide: Callable[[SchedulerNode], Outcome | None]) -> Outcome:
+        """Holds (note) or releases (None) a node, unless `decide` says otherwise of it as it is now.
+
+        Raises NotYet if others change it at each try, as kubelet and controllers do while an API server comes back.
+        """
+        for _ in range(MAX_STALE):
+            with _reachable(f"read node {name}", reads=True):
+                fresh = self._core.read_node(name, _request_timeout=TIMEOUT_S)
+            if (decided := decide(self._parse(fresh))) is not None:
+                return decided
+            said = self._patch(fresh, note)
+            if said != "stale":
+                return Outcome(not said, said or "done")
+        raise NotYet(f"{name}: others changed it {MAX_STALE} times in between")
 
     def _patch(self, fresh: Any, note: str | None) -> str:
         """Holds (note) or releases (None) a node as it was read. Returns the refusal; "stale" if it changed since."""
