@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.api import tokens
 from pipeline.commands import setup_receiver, units
-from pipeline.commands.setup_answers import Answers, Ask, ask_all
+from pipeline.commands.setup_answers import Answers, Ask, ask_all, ask_role
 from pipeline.commands.setup_files import PreparedFiles
 from pipeline.config.files import HOST, check_links, read_table
 from pipeline.config.sections import Config
@@ -42,6 +42,8 @@ def run_setup(
         raise UsageError(
             f"setup --units: --config {path}: the units read {of_units}; expected that file, or no --units"
         )
+    if where is not None and not given.replace and _has_keys(path) and not path.is_dir():
+        return _renew_units(given, ask, path, *where)
     _check_target(path, given.replace)
     answers = ask_all(given, ask, has_units and is_theirs)
     with PreparedFiles() as files:
@@ -54,6 +56,23 @@ def run_setup(
         said.append(f"unit: none reads {path}, and none was changed; they read {of_units}. It is for commands with")
         said.append(f"    --config {path}, or FLEETPULSE_CONFIG")
     return [*said, "", "Next:", *(f"    {command}" for command in next_commands(answers, path, program))]
+
+
+def _renew_units(given: argparse.Namespace, ask: Ask, path: Path, source: Path, program: Path) -> list[str]:
+    """Writes the units of a host that is configured, as after an upgrade by pip. Returns the lines to print.
+
+    Raises Refused for a flag that would change the configuration.
+    """
+    flags = [flag for flag in ("site", "kafka", "gpus", "webhook") if getattr(given, flag) is not None]
+    if flags:
+        raise Refused(
+            f"{path}: exists; expected no --{flags[0]}, then the units alone are written; change it by hand, or: "
+            "fleetpulse setup --units --replace"
+        )
+    role = ask_role(given, ask)
+    said = units.install_units(role, source, program)
+    names = " ".join(f"fleetpulse-{service}" for service in units.SERVICES[role])
+    return [*said, f"configuration: {path} stays", "", "Next:", f"    systemctl try-restart {names}"]
 
 
 def _prepare(files: PreparedFiles, answers: Answers, path: Path, etc: Path) -> list[str]:

@@ -40,22 +40,9 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     Raises UsageError or ConfigError for a flag that cannot work, and what `ask` raises when the input ends.
     """
 
-    def answer(flag: str | None, question: str, default: str, check: Callable[[str], object]) -> str:
-        if flag is not None:
-            check(flag)
-            return flag
-        problem = ""
-        while True:
-            text = ask(f"{problem}{question} [{default}]: ").strip() or default
-            try:
-                check(text)
-            except (ConfigError, UsageError) as error:
-                problem = f"{error}\n"
-            else:
-                return text
-
     _check_flags(given)
-    role = answer(given.role, f"1/5 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}", "one-host", _check_role)
+    answer = functools.partial(_answer, ask)
+    role = ask_role(given, ask)
     site = answer(given.site, "2/5 Name of the site", "local", _check_site)
     usual = "" if role == "one-host" else "kafka-1:9092"
     kafka = answer(given.kafka, "3/5 Kafka brokers, with commas", usual, lambda text: _check_kafka(role, text))
@@ -65,6 +52,27 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     parse = functools.partial(_parse_webhook, given)
     webhook = "" if role == "node" else answer(given.webhook, question, "", parse)
     return Answers(role, site, kafka, int(gpus), parse(webhook), packaged)
+
+
+def ask_role(given: argparse.Namespace, ask: Ask) -> str:
+    """Returns the role of the host; asks for it if no flag says it."""
+    question = f"1/5 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}"
+    return _answer(ask, given.role, question, "one-host", _check_role)
+
+
+def _answer(ask: Ask, flag: str | None, question: str, default: str, check: Callable[[str], object]) -> str:
+    if flag is not None:
+        check(flag)
+        return flag
+    problem = ""
+    while True:
+        text = ask(f"{problem}{question} [{default}]: ").strip() or default
+        try:
+            check(text)
+        except (ConfigError, UsageError) as error:
+            problem = f"{error}\n"
+        else:
+            return text
 
 
 def _check_flags(given: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from pipeline.commands import units
 from pipeline.commands.arguments import build_parser
 from pipeline.commands.setup import next_commands, run_setup
 from pipeline.commands.setup_answers import Answers
-from pipeline.model.errors import UsageError
+from pipeline.model.errors import Refused, UsageError
 
 SOURCE = Path(__file__).parents[2] / "deploy" / "systemd"
 
@@ -82,3 +82,32 @@ def test_two_commands_follow_for_a_node_and_one_host() -> None:
         start, wait = next_commands(answers, Path("/etc/fleetpulse/fleetpulse.toml"), program)
         assert start == f"systemctl enable --now fleetpulse-{first}"
         assert wait.startswith(f"{program} doctor --wait ")
+
+
+def test_a_configured_host_gets_the_units_of_a_new_version_and_keeps_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an upgrade by pip the units of the old version stayed: setup refused, or wrote another configuration."""
+    path, install, etc = tmp_path / "fleetpulse" / "fleetpulse.toml", units.install_units, tmp_path / "etc"
+    path.parent.mkdir()
+    path.write_text('[site]\nname = "east"\n')
+    monkeypatch.setattr(units, "find_units", lambda: SOURCE)
+    monkeypatch.setattr(units, "find_program", lambda: Path("/opt/fleetpulse/bin/fleetpulse"))
+    monkeypatch.setattr(units, "install_units", lambda *words: install(*words, etc))
+
+    def run(*words: str) -> list[str]:
+        given = build_parser().parse_args(["setup", "--units", "--config", str(path), *words])
+        return run_setup(given, lambda _: "server\n", of_units=path)
+
+    said = run()
+    assert said[-4:] == [
+        f"configuration: {path} stays",
+        "",
+        "Next:",
+        "    systemctl try-restart fleetpulse-pipeline fleetpulse-dashboard fleetpulse-executor",
+    ]
+    assert len(list((etc / "systemd/system").iterdir())) == 3
+    assert path.read_text() == '[site]\nname = "east"\n'
+    assert [file.name for file in path.parent.iterdir()] == ["fleetpulse.toml"], "no tokens, no secret, no copy"
+    with pytest.raises(Refused, match=r"exists; expected no --kafka, then the units alone .* setup --units --replace"):
+        run("--kafka", "k:9092")
