@@ -27,8 +27,7 @@ from pipeline.config.changes import compare_configs
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, HeldStore, NoAnswer, Unreachable
-from pipeline.runtime import private_files
-from pipeline.runtime.systemd import UNIT_FOLDER
+from pipeline.runtime import private_files, systemd
 from pipeline.transport import segments
 from pipeline.transport.salvage import SegmentCheck
 
@@ -139,7 +138,7 @@ def configuration(config: Config) -> Check:
 
 def _lacks_setup(config: Config) -> bool:
     """Returns whether a package is installed and every key has its default."""
-    return UNIT_FOLDER.is_dir() and not compare_configs(config, Config())
+    return systemd.UNIT_FOLDER.is_dir() and not compare_configs(config, Config())
 
 
 def _suggest_start(config: Config, fix: str) -> str:
@@ -185,7 +184,7 @@ def spool(config: Config) -> Check:
         meaning = "the agent cannot keep telemetry until it is stored"
         return Check("spool", "fail", place, meaning, f"mkdir -p {directory} && chown $USER {directory}")
     if not directory.exists():
-        fix = "systemctl enable --now fleetpulse-agent" if UNIT_FOLDER.is_dir() else "fleetpulse init"
+        fix = "systemctl enable --now fleetpulse-agent" if systemd.has_unit("agent") else "fleetpulse init"
         return Check(
             "spool",
             "warn",
@@ -273,7 +272,7 @@ def api(config: Config) -> Check:
     except Unreachable as error:
         if is_node():
             return Check("api", "info", "no pipeline on this host; a node needs none")
-        fix = "systemctl enable --now fleetpulse-pipeline" if UNIT_FOLDER.is_dir() else "fleetpulse pipeline"
+        fix = "systemctl enable --now fleetpulse-pipeline" if systemd.has_unit("pipeline") else "fleetpulse pipeline"
         return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", _suggest_start(config, fix))
     if status == 200:
         return Check("api", "ok", f"{client.base_url(config)} is ready")

@@ -7,7 +7,7 @@ from pipeline.commands.installed import is_node
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError
-from pipeline.runtime.systemd import UNIT_FOLDER
+from pipeline.runtime import systemd
 
 NAME = "dashboard"
 
@@ -19,7 +19,7 @@ def check_dashboard(config: Config) -> Check:
         return Check(NAME, "info", "a node has none")
     if path is None and config.api.token_file is None:
         return Check(NAME, "ok", "the API asks for no token")
-    if path is None and UNIT_FOLDER.is_dir():
+    if path is None and systemd.has_unit("dashboard"):
         return Check(NAME, "info", "its unit passes the token to it")
     if path is None:
         found = "[dashboard] token_file is not set, and the API asks for a token"

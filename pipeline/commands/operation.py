@@ -33,7 +33,7 @@ from pipeline.incidents.outside_acts import add_act
 from pipeline.model.errors import DamagedStore, NoAnswer, Refused, Unavailable, Unreachable, UsageError
 from pipeline.model.records import from_iso
 from pipeline.runtime import private_files
-from pipeline.runtime.systemd import UNIT_FOLDER
+from pipeline.runtime.systemd import has_unit
 from pipeline.store import backup, history_files
 from pipeline.store.backup import FORMAT, MANIFEST, PARTIAL, STORE, SUMS, BackupWriter, Report, StoreMoment
 from pipeline.store.database import open_file, restore_marker
@@ -360,7 +360,7 @@ def _what_next(config: Config, manifest: Mapping[str, Any]) -> str:
         if config.pipeline.transport == "kafka"
         else "the spools still have"
     )
-    start = "systemctl start fleetpulse-pipeline" if UNIT_FOLDER.is_dir() else "fleetpulse pipeline"
+    start = "systemctl start fleetpulse-pipeline" if has_unit("pipeline") else "fleetpulse pipeline"
     return (
         f"restored as of {manifest['time']} ({age / _HOUR:.1f} h ago). Start the pipeline: {start}. "
         + (f"It migrates schema {manifest['schema_version']} to {SCHEMA_VERSION}. " if older else "")

@@ -20,6 +20,8 @@ WATCHES = 4
 """Looks at a loop's heartbeat within the watchdog's timeout. Chosen: three may be missed."""
 UNIT_FOLDER = Path(sys.prefix).parent / "share" / "systemd"
 """The units of a package or bundle, which are beside its Python; absent in a checkout."""
+HOST_UNITS = Path("/etc/systemd/system")
+"""Where `fleetpulse setup --units` writes units for an installation by pip."""
 CREDENTIALS = Path("/run/credentials")
 """Folder in which systemd gives each running unit copies of its secrets (LoadCredential= of systemd.exec(5))."""
 _SECOND_US = 1_000_000
@@ -94,6 +96,16 @@ class SystemdNotifier:
             return False
         self.error = None
         return True
+
+
+def has_unit(service: str) -> bool:
+    """Returns whether systemd runs a service of this installation: of a package, a bundle, or after `setup --units`."""
+    if UNIT_FOLDER.is_dir():
+        return True
+    try:
+        return f"ExecStart={sys.prefix}/bin/fleetpulse " in (HOST_UNITS / f"fleetpulse-{service}.service").read_text()
+    except OSError:
+        return False
 
 
 def _parse_address(name: str) -> str:

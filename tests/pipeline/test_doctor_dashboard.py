@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipeline.commands import doctor_dashboard
 from pipeline.commands.doctor_dashboard import check_dashboard
+from pipeline.commands.units import install_units
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.sections import Api, Config
+from pipeline.runtime import systemd
 from tests.pipeline.api.test_api_acts import Served
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -39,8 +43,26 @@ def test_without_a_token_for_the_dashboard_it_fails_unless_its_unit_passes_one(
 ) -> None:
     assert check_dashboard(Config()).state == "ok"
     config = Config(api=Api(token_file=tmp_path / "tokens"))
-    monkeypatch.setattr(doctor_dashboard, "UNIT_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path / "none")
     found = check_dashboard(config)
     assert (found.state, found.fix) == ("fail", f'[dashboard] token_file = "{tmp_path / "tokens"}"')
-    monkeypatch.setattr(doctor_dashboard, "UNIT_FOLDER", tmp_path)
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path)
     assert check_dashboard(config).state == "info"
+
+
+def test_a_server_of_wheels_whose_unit_passes_the_token_passes_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`setup --units` leaves the token to the unit as a package does; `doctor --wait` never ended well there."""
+    config = Config(api=Api(token_file=tmp_path / "tokens"))
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(systemd, "HOST_UNITS", tmp_path / "etc/systemd/system")
+    program = tmp_path / "venv/bin/fleetpulse"
+    install_units("server", ROOT / "deploy" / "systemd", program, tmp_path / "etc")
+    assert check_dashboard(config).state == "fail", "the units are of another installation"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    assert (check_dashboard(config).state, systemd.has_unit("pipeline"), systemd.has_unit("agent")) == (
+        "info",
+        True,
+        False,
+    )

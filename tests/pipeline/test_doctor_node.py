@@ -14,6 +14,7 @@ from pipeline.commands import doctor
 from pipeline.commands.next_steps import suggest_next
 from pipeline.config.sections import Api, Config, Spool, load_config, state_directory
 from pipeline.model.errors import Unreachable
+from pipeline.runtime import systemd
 from tests.daemons import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def test_what_only_a_pipeline_needs_does_not_fail_on_a_node(node: Config, check:
 def test_the_fix_for_a_missing_spool_fits_the_installation(
     node: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool, fix: str
 ) -> None:
-    monkeypatch.setattr(doctor, "UNIT_FOLDER", tmp_path if installed else tmp_path / "none")
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path if installed else tmp_path / "none")
     assert doctor.spool(node).fix == fix
 
 
@@ -48,7 +49,7 @@ def test_the_fix_for_a_missing_spool_fits_the_installation(
 def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     """A host with a package whose file has no key; nothing runs there."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(doctor, "UNIT_FOLDER", tmp_path)
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path)
 
     def no_answer(config: Config, route: str) -> tuple[int, object]:
         raise Unreachable("the API does not answer")
@@ -77,7 +78,7 @@ def test_after_setup_doctor_says_what_is_next_and_without_a_package_init(
         *("", "fleetpulse init"),
         *("systemctl enable --now fleetpulse-agent", "systemctl enable --now fleetpulse-pipeline"),
     ]
-    monkeypatch.setattr(doctor, "UNIT_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path / "none")
     assert [check(unconfigured).fix for check in CREATED] == [
         *("", "fleetpulse init"),
         *("fleetpulse init", "fleetpulse pipeline"),
