@@ -183,6 +183,10 @@ def spool(config: Config) -> Check:
     if place is not None:
         meaning = "the agent cannot keep telemetry until it is stored"
         return Check("spool", "fail", place, meaning, f"mkdir -p {directory} && chown $USER {directory}")
+    if not directory.exists() and config.pipeline.transport == "kafka" and not is_node():
+        return Check(
+            "spool", "info", f"{directory} does not exist: no agent has run here; with Kafka a server needs none"
+        )
     if not directory.exists():
         fix = "systemctl enable --now fleetpulse-agent" if systemd.has_unit("agent") else "fleetpulse init"
         return Check(

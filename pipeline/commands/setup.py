@@ -16,7 +16,7 @@ from pipeline.config.files import HOST, check_links, read_table
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
-from pipeline.runtime.systemd import UNIT_FOLDER
+from pipeline.runtime.systemd import UNIT_FOLDER, has_unit
 
 
 def run_setup(
@@ -32,7 +32,7 @@ def run_setup(
     Refused if a configuration exists, UsageError or ConfigError for an answer that cannot work or a file that cannot be
     written. of_units: the file that the units read; they, their drop-ins and their secrets have no part in another.
     """
-    has_units = given.units or UNIT_FOLDER.is_dir() if packaged is None else packaged
+    has_units = given.units or any(map(has_unit, ("agent", "pipeline"))) if packaged is None else packaged
     where = (units.find_units(), units.find_program()) if given.units else None
     path = Path(given.config or (of_units if has_units else "fleetpulse.toml"))
     check_links(path)

@@ -45,6 +45,16 @@ def test_the_fix_for_a_missing_spool_fits_the_installation(
     assert doctor.spool(node).fix == fix
 
 
+def test_a_server_with_kafka_is_not_told_to_make_a_spool(node: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next step was `fleetpulse init`, or to start an agent on the server."""
+    with_kafka = replace(node, pipeline=replace(node.pipeline, transport="kafka"))
+    assert doctor.spool(with_kafka).state == "warn", "a node has an agent"
+    monkeypatch.undo()
+    found = doctor.spool(with_kafka)
+    assert (found.state, found.fix) == ("info", "")
+    assert "with Kafka a server needs none" in found.found
+
+
 @pytest.fixture
 def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     """A host with a package whose file has no key; nothing runs there."""

@@ -12,6 +12,7 @@ from pipeline.commands.arguments import build_parser
 from pipeline.commands.setup import next_commands, run_setup
 from pipeline.commands.setup_answers import Answers
 from pipeline.model.errors import Refused, UsageError
+from pipeline.runtime import systemd
 
 SOURCE = Path(__file__).parents[2] / "deploy" / "systemd"
 
@@ -111,3 +112,16 @@ def test_a_configured_host_gets_the_units_of_a_new_version_and_keeps_its_configu
     assert [file.name for file in path.parent.iterdir()] == ["fleetpulse.toml"], "no tokens, no secret, no copy"
     with pytest.raises(Refused, match=r"exists; expected no --kafka, then the units alone .* setup --units --replace"):
         run("--kafka", "k:9092")
+
+
+def test_setup_without_the_flag_knows_the_units_that_an_earlier_one_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked all questions and wrote ./fleetpulse.toml, which no unit reads."""
+    monkeypatch.setattr(systemd, "HOST_UNITS", tmp_path / "etc/systemd/system")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    units.install_units("server", SOURCE, tmp_path / "venv/bin/fleetpulse", tmp_path / "etc")
+    path = tmp_path / "etc/fleetpulse/fleetpulse.toml"
+    path.write_text('[site]\nname = "east"\n')
+    with pytest.raises(Refused, match=f"{path}: exists"):
+        run_setup(build_parser().parse_args(["setup"]), lambda _: pytest.fail("asked"), of_units=path)
