@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.engine.people import People
 from pipeline.incidents.matchers import Matcher, are_equal
-from pipeline.incidents.silences import Silence, make_scope_matchers
+from pipeline.incidents.silences import SLURM, Silence, make_scope_matchers
 from pipeline.judging.mutes import MAX_MUTE_US
 from pipeline.model.errors import FleetpulseError, Retryable, Unreachable, UsageError
 from pipeline.model.records import SECOND, Caller, iso
@@ -30,7 +30,8 @@ MAX_ARGUMENT = 100_000
 """Characters of node names in one call of scontrol. Source: Linux takes 131,072 bytes an argument (MAX_ARG_STRLEN)."""
 SHOWN = 3
 """Failures that one line of the log names; all are in the API. Chosen."""
-SOURCE = "slurm:"
+NONE = "No reservations in the system"
+"""What scontrol prints without reservations. Source: Slurm 22.05.8, tried; its scontrol/info_resv.c."""
 USER = Caller("slurm", "operator", "scontrol")
 Run = Callable[[Sequence[str]], str]
 Failures = dict[str, str]
@@ -69,12 +70,12 @@ def run_scontrol(words: Sequence[str]) -> str:
 def read_reservations(run: Run = run_scontrol) -> tuple[list[Reservation], Failures]:
     """Returns the maintenance reservations with nodes, and those that cannot be read. Raises Unreachable."""
     found, failures = list[Reservation](), Failures()
-    for line in run(["-o", "show", "reservation"]).splitlines():
+    for line in _list_lines(run(["-o", "show", "reservation"])):
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        nodes = facts.get("Nodes", "(null)")
-        if "MAINT" not in facts.get("Flags", "").split(",") or nodes in ("", "(null)"):
-            continue
         try:
+            nodes, flags = facts["Nodes"], facts["Flags"]
+            if "MAINT" not in flags.split(",") or nodes in ("", "(null)"):
+                continue
             times = (int(facts["StartTime"]) * SECOND, int(facts["EndTime"]) * SECOND)
             names = [name for part in split_names(nodes) for name in run(["show", "hostnames", part]).split()]
             found.append(Reservation(facts["ReservationName"], *times, tuple(names)))
@@ -83,6 +84,19 @@ def read_reservations(run: Run = run_scontrol) -> tuple[list[Reservation], Failu
         except KeyError as error:
             failures[facts.get("ReservationName", "")] = f"scontrol shows no {error.args[0]} of it"
     return found, failures
+
+
+def _list_lines(text: str) -> list[str]:
+    """Returns the line of each reservation. Raises Unreachable on an answer without any that does not say so: windows
+    end with their reservations, and an answer that lacks them by mistake would end all."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if [line.strip() for line in lines] == [NONE]:
+        return []
+    odd = [line for line in lines if not line.startswith("ReservationName=")]
+    if odd or not lines:
+        shown = repr(odd[0][:100]) if odd else "nothing"
+        raise Unreachable(f"scontrol show reservation: printed {shown}; expected ReservationName=..., or {NONE!r}")
+    return lines
 
 
 def split_names(nodes: str, longest: int = MAX_ARGUMENT) -> Iterator[str]:
@@ -109,9 +123,9 @@ def apply_reservations(
     """
     now, changed, failed = people.engine.clock(), 0, dict(failures or {})
     wanted = {r.id: r for r in reservations if r.ends > now}
-    known = {s.id: s for s in people.list_silences("maintenance") if s.source.startswith(SOURCE)}
+    known = {s.id: s for s in people.list_silences("maintenance") if s.source.startswith(SLURM)}
     for id_, silence in known.items():
-        is_gone = id_ not in wanted and "" not in failed and silence.source.removeprefix(SOURCE) not in failed
+        is_gone = id_ not in wanted and "" not in failed and silence.source.removeprefix(SLURM) not in failed
         if is_gone and silence.expired is None and silence.ends > now:
             people.expire_silence(id_, USER)
             changed += 1
@@ -125,21 +139,22 @@ def apply_reservations(
 
 def _apply_one(people: People, wanted: Reservation, before: Silence | None, now: int) -> bool:
     """Adds or changes the window of a reservation; returns whether it did. Raises UsageError."""
-    if before is not None and before.expired is not None:
+    was_ended = before is not None and before.expired is not None
+    if before is not None and was_ended and before.expired_by != USER:
         return False  # a person ended it
     if not wanted.nodes:
         raise UsageError("scontrol names no node of it")
     matchers: Sequence[Matcher] = make_scope_matchers([f"node:{name}" for name in wanted.nodes])
     ends = _find_end(wanted, before, now)
     if before is None:
-        reason, source = f"Slurm reservation {wanted.name}", f"{SOURCE}{wanted.name}"
+        reason, source = f"Slurm reservation {wanted.name}", f"{SLURM}{wanted.name}"
         people.add_silence("maintenance", matchers, wanted.starts, ends, reason, USER, source, wanted.id)
         return True
     if are_equal(before.matchers, matchers):
         matchers = before.matchers
-        if abs(before.ends - ends) <= 60 * SECOND:
+        if abs(before.ends - ends) <= 60 * SECOND and not was_ended:
             return False
-    people.edit_silence(before.id, USER, None, matchers, None, ends)
+    people.edit_silence(before.id, USER, None, matchers, None, ends, again=was_ended)
     return True
 
 

@@ -328,11 +328,13 @@ class People:
         starts: int | None = None,
         ends: int | None = None,
         reason: str | None = None,
+        again: bool = False,
     ) -> Silence:
-        """Changes or extends a silence that has not ended; a field that is None stays."""
+        """Changes or extends a silence; a field that is None stays. again: also one that has ended, which begins
+        again."""
         with self.engine.lock:
             now, before = self.engine.clock(), self._find_silence(id_, version)
-            if before.expired is not None or before.ends <= now:
+            if not again and (before.expired is not None or before.ends <= now):
                 raise UsageError(f"{before.kind} {id_}: has ended; add a new one")
             made = replace(
                 before,
@@ -343,6 +345,8 @@ class People:
                 updated=now,
                 updated_by=str(user),
                 version=before.version + 1,
+                expired=None,
+                expired_by=None,
             )
             return self._save_silence(check_silence(made, now), "edit", user, before)
 

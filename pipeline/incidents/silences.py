@@ -42,6 +42,8 @@ MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""
 SCOPE = "scope"
 """Label with every entity of which all members of the incident are a part, as kind:name; it has many values."""
+SLURM = "slurm:"
+"""Begin of the source of a window that follows a reservation of Slurm; the reservation's name is after it."""
 Kind = Literal["silence", "mute", "maintenance"]
 
 

@@ -69,6 +69,72 @@ def test_a_reservation_that_is_deleted_early_ends_its_window_with_its_grace(site
     assert site.state(page) == "open"
 
 
+def test_a_reservation_that_comes_back_is_a_window_again_with_what_changed_of_it(site):
+    first = Reservation("pump", site.now + HOUR, site.now + 3 * HOUR, ("n0",))
+    apply_reservations(site.people, [first])
+    site.wait(2)
+    assert apply_reservations(site.people, []) == (1, {})
+    site.wait(2)
+    second = Reservation("pump", first.starts, first.ends, ("n0", "n1"))
+    assert apply_reservations(site.people, [second]) == (1, {})
+    assert apply_reservations(site.people, [second]) == (0, {})
+    site.restart()
+    site.wait(60)
+    assert site.state(site.report("gpu:n1.0")) == "silenced"
+    (window,) = site.people.list_silences("maintenance")
+    assert (window.expired, window.expired_by, window.state(site.now)) == (None, None, "active")
+
+
+def test_a_window_that_a_person_ended_stays_ended_when_its_reservation_comes_back(site):
+    apply_reservations(site.people, [reservation(site)])
+    (window,) = site.people.list_silences("maintenance")
+    site.wait(1)
+    site.people.expire_silence(window.id, "ann")
+    first = Reservation("pump", window.starts, window.ends, ("n0", "n1"))
+    assert apply_reservations(site.people, []) == (0, {})
+    assert apply_reservations(site.people, [first]) == (0, {})
+    assert site.people.list_silences("maintenance")[0].expired_by == "ann"
+
+
+@pytest.mark.parametrize(
+    ("printed", "wrong"),
+    [
+        ("", "printed nothing"),
+        ("\n", "printed nothing"),
+        ("slurm_load_reservations error\n", "printed 'slurm_load_reservations error'"),
+        ("ReservationName=a StartTime=1 EndTime=9 Nodes=n0 Flags=MAINT\nState=ACTIVE\n", "printed 'State=ACTIVE'"),
+    ],
+)
+def test_an_answer_without_reservations_that_does_not_say_so_ends_no_window(site, monkeypatch, printed, wrong):
+    apply_reservations(site.people, [reservation(site)])
+    monkeypatch.setattr(
+        "pipeline.commands.reservations.read_reservations", lambda: read_reservations(lambda _: printed)
+    )
+    with pytest.raises(Unreachable, match=wrong):
+        ReservationWatch(120.0).apply(site.people)
+    assert site.people.list_silences("maintenance")[0].expired is None
+
+
+def test_an_answer_that_says_that_there_is_no_reservation_ends_the_windows(site, monkeypatch):
+    apply_reservations(site.people, [reservation(site)])
+    answer = "No reservations in the system\n"
+    monkeypatch.setattr("pipeline.commands.reservations.read_reservations", lambda: read_reservations(lambda _: answer))
+    ReservationWatch(120.0).apply(site.people)
+    assert site.people.list_silences("maintenance")[0].expired == site.now
+
+
+def test_a_line_that_is_cut_is_a_failure_and_its_window_stays(site):
+    apply_reservations(site.people, [reservation(site)])
+    start = f"StartTime={site.now // SECOND} EndTime={site.now // SECOND + 3600}"
+    for line, lacks in (
+        (f"ReservationName=pump {start}", "Nodes"),
+        (f"ReservationName=pump {start} Nodes=n0", "Flags"),
+    ):
+        found, failed = read_reservations(lambda _, line=line: line)
+        assert (found, failed) == ([], {"pump": f"scontrol shows no {lacks} of it"})
+        assert apply_reservations(site.people, found, failed) == (0, failed)
+
+
 def test_windows_of_people_are_left_alone(site):
     site.people.add_silence("maintenance", make_scope_matchers(["node:n0"]), None, site.now + HOUR, "mine", "ann")
     assert apply_reservations(site.people, []) == (0, {})
@@ -213,6 +279,7 @@ def test_a_real_slurm_names_its_maintenance_reservations_and_no_others(tmp_path,
         pytest.skip(reason)
     with Cluster(tmp_path / "slurm") as cluster:
         monkeypatch.setenv("SLURM_CONF", f"{cluster.folder}/slurm.conf")
+        assert read_reservations() == ([], {})
         create = ("scontrol", "create", "reservation", "duration=60", "users=root")
         cluster.run(*create, "reservationname=pump", "starttime=now", "flags=maint,ignore_jobs", "nodes=gpu001,gpu002")
         cluster.run(*create, "reservationname=course", "starttime=now+3hours", "nodes=gpu001")
