@@ -66,8 +66,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not server.away:
             server.posts.append((server.clock(), self.path, body))
-        answer = json.dumps({"ok": True, "channel": "C1", "ts": str(len(server.posts))}).encode()
-        self.send_response(503 if server.away else 200)
+        said = {"ok": True, "channel": "C1", "ts": str(len(server.posts))}
+        if is_pagerduty := self.path == "/v2/enqueue":
+            said = {"status": "success", "message": "Event processed", "dedup_key": body["dedup_key"]}
+        answer = json.dumps(said).encode()
+        self.send_response(503 if server.away else 202 if is_pagerduty else 200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)

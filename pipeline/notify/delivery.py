@@ -15,6 +15,7 @@ import email.utils
 import functools
 import http.client
 import ipaddress
+import json
 import re
 import socket
 import time
@@ -305,6 +306,31 @@ def classify_status(status: int, retry_after: str | None = None) -> PostResult:
     elif status == 429:
         text += ": the receiver limits the rate"
     return PostResult("retry", text, _parse_retry_after(retry_after))
+
+
+def refuse_unexpected(answer: Answer, expected: str) -> PostResult:
+    """Returns the failure of an answer of 2xx that is not that of the service, which may not have got the message.
+
+    expected: what the service answers.
+    """
+    found = f"HTTP {answer.status}: unexpected answer, {_describe_body(answer.body)}"
+    return PostResult(
+        "retry", f"{found}; expected {expected}; check the URL and what answers there, such as a sign-in page"
+    )
+
+
+def _describe_body(body: bytes) -> str:
+    """Returns what a body is, without its text."""
+    text = body.strip()
+    if not text:
+        return "without a body"
+    if text[:1] == b"<":
+        return "an HTML or XML page"
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return "not JSON"
+    return "other JSON"
 
 
 def _parse_retry_after(retry_after: str | None) -> float:

@@ -1,6 +1,6 @@
 """The notifier: sends the payloads of the outbox, with one thread per receiver, until each is delivered or dead.
 
-Delivery is at least once: a payload is marked delivered after its receiver answered 2xx. A crash in between sends it
+Delivery is at least once: a payload is marked delivered after its receiver accepted it. A crash in between sends it
 again with the same idempotency key. A receiver that is down is probed; when it responds, all waiting payloads are sent.
 A failing receiver is reported to the other receivers.
 """

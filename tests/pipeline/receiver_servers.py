@@ -188,7 +188,22 @@ def judge_teams(service: Service, path: str, headers: dict[str, str], body: byte
     return (202, "") if whole else (400, "not a card")
 
 
+def judge_alertmanager(service: Service, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+    """Returns what an Alertmanager answers: nothing to alerts, JSON else."""
+    if path == "/api/v2/status":
+        return 200, {
+            "cluster": {"status": "disabled"},
+            "versionInfo": {"version": "0.34.2"},
+            "config": {},
+            "uptime": "",
+        }
+    if body and path == "/api/v2/silences":
+        return 200, {"silenceID": service.next_stamp()}
+    return (200, "") if body else (200, [])
+
+
 SERVICES = {
+    "/api/v2/": judge_alertmanager,
     "/v2/enqueue": judge_pagerduty,
     "/slack/": judge_slack,
     "/services/": judge_slack_webhook,

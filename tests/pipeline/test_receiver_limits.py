@@ -7,12 +7,25 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.receivers import Notify
+from pipeline.config.receivers import Alertmanager, Notify, ReceiverConfig, Webhook
 from pipeline.config.sections import Config
 from pipeline.notify.receivers import build_receiver, cut_bytes, encode_json, make_title
 from pipeline.notify.receivers.webhook import MAX_EVENT_BYTES, make_cloud_event, make_event
+from tests.pipeline.notifier_harness import NotifierHarness
 from tests.pipeline.receiver_servers import SERVICES, Service
-from tests.pipeline.test_receivers import CALL, Secret, alert, message, pagerduty, secret, service, slack_webhook, teams
+from tests.pipeline.test_receivers import (
+    CALL,
+    Build,
+    Secret,
+    alert,
+    message,
+    pagerduty,
+    secret,
+    service,
+    slack,
+    slack_webhook,
+    teams,
+)
 
 __all__ = ["secret", "service"]
 TEXTS = {
@@ -110,6 +123,104 @@ def test_a_webhook_of_slack_that_refuses_an_empty_message_works(
     result = build_receiver(slack_webhook(service, secret))[0].probe(CALL)
     assert result is not None
     assert result.outcome == "delivered"
+
+
+def alertmanager(service: Service, secret: Secret) -> ReceiverConfig:
+    return Alertmanager("r", (service.url,), ack_as_silence="15m")
+
+
+LOGIN = "<html><body>SECRET: please log in</body></html>"
+STRANGE: list[tuple[int, Any]] = [(200, LOGIN), (202, LOGIN), (200, {"status": "ok"}), (201, "[1]"), (204, "hello")]
+KINDS: dict[str, Build] = {
+    "pagerduty": pagerduty,
+    "slack": slack,
+    "slack webhook": slack_webhook,
+    "alertmanagers": alertmanager,
+}
+
+
+def answer_all(monkeypatch: pytest.MonkeyPatch, status: int, text: Any) -> None:
+    """Makes one server answer at every path."""
+    for path in SERVICES:
+        if path != "/hook":
+            monkeypatch.setitem(SERVICES, path, lambda *_: (status, text))
+
+
+@pytest.mark.parametrize("build", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("status", "text"), STRANGE)
+def test_a_message_that_another_server_answers_is_not_delivered(
+    service: Service, secret: Secret, monkeypatch: pytest.MonkeyPatch, build: Build, status: int, text: Any
+) -> None:
+    endpoint = build_receiver(build(service, secret))[0]
+    for kind in ("firing", "update", "resolved"):
+        assert endpoint.send(message(kind), CALL).outcome == "delivered"
+    answer_all(monkeypatch, status, text)
+    for kind in ("firing", "update", "resolved"):
+        result = endpoint.send(message(kind), CALL)
+        assert result.outcome == "retry", kind
+        assert result.text.startswith(f"HTTP {status}: unexpected answer, ")
+        assert "SECRET" not in result.text
+        if text == LOGIN:
+            assert "an HTML or XML page; expected " in result.text
+    probed = endpoint.probe(CALL)
+    assert probed is not None
+    assert probed.outcome == "retry"
+
+
+def test_a_page_of_html_is_no_answer_of_teams(
+    service: Service, secret: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_all(monkeypatch, 200, LOGIN)
+    assert build_receiver(teams(service, secret))[0].send(message(), CALL).outcome == "retry"
+    answer_all(monkeypatch, 200, "1")  # what the connectors before workflows answered
+    assert build_receiver(teams(service, secret))[0].send(message(), CALL).outcome == "delivered"
+
+
+@pytest.mark.parametrize("kind", ["pagerduty", "slack", "alertmanagers"])
+def test_pages_wait_while_a_login_page_answers_and_the_other_receivers_are_told(
+    service: Service, secret: Secret, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, kind: str
+) -> None:
+    one: Any = {"slack": slack_webhook}.get(kind, KINDS[kind])(service, secret)
+    told: Any = Webhook("told", f"{service.url}/hook")
+    harness = NotifierHarness(tmp_path, [], Notify(webhooks=(told,), **{kind: (one,)}))  # type: ignore[arg-type]
+    whole = dict(SERVICES)
+    answer_all(monkeypatch, 200, LOGIN)
+    harness.write_change("opened")
+
+    def run(seconds: int) -> list[str]:
+        for _ in range(seconds):
+            harness.send_due(1, "r")
+            harness.notifier.send_watchdog("r")
+            harness.send_due(0, "told")
+        bodies = [b for b in service.bodies("/hook") if b["alerts"][0]["labels"]["alertname"] == "ReceiverDown"]
+        return [body["status"] for body in bodies]
+
+    assert run(400) == ["firing"]
+    assert "r: accepts no alerts since" in str(harness.notifier.describe_trouble())
+    (row,) = [r for r in harness.notifier.list_receivers({}) if r["name"] == "r"]
+    assert (row["state"], row["delivered"]) == ("down", None)
+    for path, judge in whole.items():
+        monkeypatch.setitem(SERVICES, path, judge)
+    assert run(6) == ["firing", "resolved"]
+    assert {state for _, state, _ in harness.rows()} == {"delivered"}
+    harness.close()
+
+
+def test_the_health_check_and_the_test_of_an_alertmanager_tell_it_from_a_login_page(
+    service: Service, secret: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.commands import notify
+
+    config = Config(notify=Notify(alertmanagers=(Alertmanager("r", (service.url,)),)))
+    for status, text, state, code in ((None, "", "ok", 0), (200, LOGIN, "fail", 1), (200, {"status": "ok"}, "fail", 1)):
+        if status is not None:
+            answer_all(monkeypatch, status, text)
+        checks = notify.check_receivers(config)
+        assert isinstance(checks, list)
+        assert [c.state for c in checks] == [state]
+        rows, _, found = notify.run_test(config, "r", "info", lambda _: None)
+        assert found == code
+        assert ("unexpected answer" in rows[-1]["result"]) == bool(code)
 
 
 @pytest.mark.parametrize("kind", ["slack", "pagerduty"])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pipeline.config.receivers as config
 from pipeline.model.errors import ConfigError, MissingCopy
-from pipeline.notify.delivery import Answer, Call, PostResult
+from pipeline.notify.delivery import Call, PostResult
 from pipeline.runtime import credentials
 
 if TYPE_CHECKING:
@@ -149,12 +149,9 @@ class Endpoint:
         self.check_settings()
 
     def send(self, message: Message, call: Call) -> PostResult:
-        """Sends a message, again with the same id if it was not accepted."""
+        """Sends a message, again with the same id if it was not accepted. An answer of 2xx that is not that of the
+        service (a login page before it) is a failure."""
         raise TypeError(f"{type(self).__name__} sends no messages")
-
-    def recognizes(self, answer: Answer) -> bool:
-        """Returns whether an answer of 2xx to a message is that of its service, as far as that is known."""
-        return True
 
     def probe(self, call: Call) -> PostResult | None:
         """Runs the receiver's own health check, which no person sees; None if it has none."""

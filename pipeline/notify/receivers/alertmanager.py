@@ -10,14 +10,23 @@ import json
 import logging
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.addresses import hide_address
 from pipeline.config.receivers import Alertmanager, ReceiverConfig, parse_duration
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, iso
-from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.delivery import (
+    Answer,
+    Call,
+    PostResult,
+    Request,
+    Target,
+    check_receiver,
+    classify_answer,
+    refuse_unexpected,
+)
 from pipeline.notify.receivers import PIPELINE, Endpoint, Message, check_auth, cut, read_auth
 
 log = logging.getLogger("fleetpulse.notify")
@@ -29,6 +38,8 @@ SPLIT = (400, 422)
 """Statuses of a batch with a bad alert: 422 stored nothing, 400 stored the good ones. Then each half is sent alone."""
 MAX_READ_BYTES, MAX_SILENCES = 4 << 20, 50
 """Bytes and silences that are read back at a time. Chosen: 2,000 suppressed alerts."""
+EMPTY = (b"", b"{}", b"[]", b"null", b'""')
+"""Bodies that say nothing."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -93,10 +104,7 @@ class AlertmanagerEndpoint(Endpoint):
 
     def probe(self, call: Call) -> PostResult | None:
         """Reads /api/v2/status, which only an Alertmanager has."""
-        answer = self._request(call, "/api/v2/status")
-        if answer.status == 200 and not isinstance(_parse(answer), dict):
-            return PostResult("retry", "HTTP 200, but the answer is not that of an Alertmanager")
-        return classify_answer(answer)
+        return _classify(self._request(call, "/api/v2/status"), _is_status, "JSON with cluster and versionInfo")
 
     def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:
         """Returns incident -> author, end and reason of its silence here, or that its alert is inhibited."""
@@ -139,7 +147,8 @@ class AlertmanagerEndpoint(Endpoint):
             return PostResult("delivered", "HTTP 200")
         matcher = {"name": "incident", "value": incident, "isRegex": False, "isEqual": True}
         made = {"matchers": [matcher], "startsAt": iso(message.time), "endsAt": until, "createdBy": actor}
-        return classify_answer(self._request(call, "/api/v2/silences", {**made, "comment": comment}))
+        answer = self._request(call, "/api/v2/silences", {**made, "comment": comment})
+        return _classify(answer, _is_silence, "JSON with silenceID")
 
     def _push(
         self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call
@@ -155,7 +164,7 @@ class AlertmanagerEndpoint(Endpoint):
                 if answer.status in SPLIT and len(part) > 1:
                     waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
                     continue
-                one = classify_answer(answer)
+                one = _classify(answer, _is_accepted, "200 without a body")
                 if one.outcome != "delivered":
                     result = one
                     if answer.status not in SPLIT:
@@ -209,11 +218,35 @@ def _batches(alerts: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[s
         yield alerts[start : start + BATCH_ALERTS]
 
 
+def _classify(answer: Answer, is_own: Callable[[Answer], bool], expected: str) -> PostResult:
+    """Returns the result of a request. is_own: whether an answer of 2xx is that of an Alertmanager."""
+    result = classify_answer(answer)
+    if result.outcome == "delivered" and not is_own(answer):
+        return refuse_unexpected(answer, f"{expected} of an Alertmanager")
+    return result
+
+
+def _is_accepted(answer: Answer) -> bool:
+    """Returns whether alerts were accepted: 0.25 and 0.34 answer 200 without a body, others maybe with empty JSON."""
+    return answer.status == 200 and answer.body.strip() in EMPTY
+
+
+def _is_status(answer: Answer) -> bool:
+    """Returns whether an answer has two of the fields that are required in the status of API v2."""
+    found = _parse(answer)
+    return isinstance(found, dict) and all(isinstance(found.get(key), dict) for key in ("cluster", "versionInfo"))
+
+
+def _is_silence(answer: Answer) -> bool:
+    found = _parse(answer)
+    return isinstance(found, dict) and isinstance(found.get("silenceID"), str)
+
+
 def _parse(answer: Answer) -> Any:
     """Returns the JSON of a successful answer, None if it is none."""
     if answer.status != 200:
         return None
     try:
         return json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

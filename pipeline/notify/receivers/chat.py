@@ -23,6 +23,7 @@ from pipeline.notify.delivery import (
     check_networks,
     check_receiver,
     classify_answer,
+    refuse_unexpected,
 )
 from pipeline.notify.receivers import (
     QUIET,
@@ -124,7 +125,7 @@ class SlackEndpoint(ChatEndpoint):
         try:
             shown = make_slack_message(message, *self.make_texts(message))
             if self._receiver.token_file is None:
-                return classify_answer(self._call("", shown, call))
+                return _classify_webhook(self._call("", shown, call))
             if not message.reference:
                 return self._post(message, shown, call)
             channel, _, time = message.reference.partition(":")
@@ -150,12 +151,8 @@ class SlackEndpoint(ChatEndpoint):
         if answer.status == 400 and answer.body.decode(errors="replace").strip() in ALIVE:
             return PostResult("delivered", "HTTP 400 to an empty message, as expected")
         if answer.status == 400 or 200 <= answer.status < 300:
-            return PostResult("retry", f"HTTP {answer.status}: unexpected answer, not that of a webhook of Slack")
+            return refuse_unexpected(answer, "400 and a word of Slack for an empty message")
         return classify_answer(answer)
-
-    def recognizes(self, answer: Answer) -> bool:
-        """Returns whether an answer is that of Slack: JSON with `ok`, or the word `ok` of an incoming webhook."""
-        return self._receiver.token_file is not None or answer.body.strip() == b"ok"
 
     def _post(self, message: Message, shown: Mapping[str, Any], call: Call) -> PostResult:
         return _classify_slack(self._call("chat.postMessage", {**shown, "channel": self._receiver.channel}, call), True)
@@ -243,18 +240,27 @@ def escape_slack(text: str) -> str:
     return re.sub(r"[*_~`]", lambda found: "\u200b" + found[0], plain)
 
 
+def _classify_webhook(answer: Answer) -> PostResult:
+    """Returns the result of a message to an incoming webhook, which answers the word `ok`."""
+    result = classify_answer(answer)
+    if result.outcome == "delivered" and answer.body.strip() != b"ok":
+        return refuse_unexpected(answer, "the word ok of a webhook of Slack")
+    return result
+
+
 def _classify_slack(answer: Answer, is_new: bool = False) -> PostResult:
     """Returns the result of a method of the Web API, which answers 200 also if it failed."""
-    if answer.status != 200:
-        return classify_answer(answer)
+    result = classify_answer(answer)
+    if result.outcome != "delivered":
+        return result
     try:
         body = json.loads(answer.body)
         if body["ok"] is True:
             reference = f"{body['channel']}:{body['ts']}" if is_new else ""
             return PostResult("delivered", "HTTP 200, ok", reference=reference)
         code = str(body.get("error", ""))
-    except (ValueError, KeyError, TypeError):
-        return PostResult("retry", "HTTP 200, but the answer is not that of Slack")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return refuse_unexpected(answer, "the JSON of Slack with ok")
     return PostResult("retry", f"Slack: {code if _CODE.fullmatch(code) else 'unknown error'}", answer.retry_after_s)
 
 
@@ -286,9 +292,13 @@ class TeamsEndpoint(ChatEndpoint):
                 body = encode_json(make_teams_card(message, title, cut(text, most) if most else ""))
                 if len(body) <= MAX_CARD_BYTES:
                     break
-            return classify_answer(call(Request(self._target(), body)))
+            answer = call(Request(self._target(), body))
         except ConfigError as error:  # a secret that was readable at the start
             return PostResult("retry", str(error))
+        result = classify_answer(answer)
+        if result.outcome == "delivered" and answer.body.lstrip()[:1] == b"<":  # a workflow may answer any other text
+            return refuse_unexpected(answer, "202 of a workflow, which sends no page")
+        return result
 
     def _target(self) -> Target:
         one = self._receiver

@@ -14,7 +14,16 @@ from typing import Any
 
 from pipeline.config.receivers import PagerDuty, ReceiverConfig
 from pipeline.model.errors import ConfigError
-from pipeline.notify.delivery import Answer, Call, PostResult, Request, Target, check_receiver, classify_answer
+from pipeline.notify.delivery import (
+    Answer,
+    Call,
+    PostResult,
+    Request,
+    Target,
+    check_receiver,
+    classify_answer,
+    refuse_unexpected,
+)
 from pipeline.notify.receivers import (
     MAX_LISTED,
     Endpoint,
@@ -90,24 +99,7 @@ class PagerDutyEndpoint(Endpoint):
 
     def probe(self, call: Call) -> PostResult | None:
         """Resolves a key that was never triggered: PagerDuty checks the key and changes nothing."""
-        answers: list[Answer] = []
-
-        def record(request: Request) -> Answer:
-            answers.append(call(request))
-            return answers[-1]
-
-        result = self._post({"event_action": "resolve", "dedup_key": HEALTH_KEY}, record)
-        if result.outcome == "delivered" and not self.recognizes(answers[-1]):
-            return PostResult("retry", f"HTTP {answers[-1].status}: unexpected answer, not that of PagerDuty")
-        return result
-
-    def recognizes(self, answer: Answer) -> bool:
-        """Returns whether an answer is that of Events API v2: JSON with `status` success and a `message`."""
-        try:
-            body = json.loads(answer.body)
-        except ValueError:
-            return False
-        return isinstance(body, dict) and body.get("status") == "success" and isinstance(body.get("message"), str)
+        return self._post({"event_action": "resolve", "dedup_key": HEALTH_KEY}, call)
 
     def read_webhook(self, signature: str, body: bytes) -> InboundEvent:
         """Returns the event of PagerDuty's webhook. Raises KeyError without a secret, PermissionError on a wrong
@@ -144,7 +136,7 @@ class PagerDutyEndpoint(Endpoint):
     def _post(self, event: Mapping[str, Any], call: Call) -> PostResult:
         try:
             body = _encode({"routing_key": self._read_key(), **event})
-            return classify_answer(call(Request(self._target(), body)))
+            return _classify(call(Request(self._target(), body)))
         except ConfigError as error:  # a secret that was readable at the start
             return PostResult("retry", str(error))
 
@@ -161,6 +153,21 @@ class PagerDutyEndpoint(Endpoint):
         one = self._receiver
         url = f"{(one.url or HOSTS[one.region]).rstrip('/')}/v2/enqueue"
         return Target(one.section, one.name, url, one.allow_http, one.allow_private)
+
+
+def _classify(answer: Answer) -> PostResult:
+    """Returns the result of an event: Events API v2 answers 202 and JSON with `status` success and a `message`."""
+    result = classify_answer(answer)
+    if result.outcome != "delivered":
+        return result
+    try:
+        body = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        body = None
+    is_own = isinstance(body, dict) and body.get("status") == "success" and isinstance(body.get("message"), str)
+    if answer.status == 202 and is_own:
+        return result
+    return refuse_unexpected(answer, "202 and the JSON of PagerDuty with status success")
 
 
 def build(receiver: ReceiverConfig) -> Sequence[Endpoint]:
