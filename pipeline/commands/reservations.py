@@ -31,7 +31,7 @@ MAX_ARGUMENT = 100_000
 SHOWN = 3
 """Failures that one line of the log names; all are in the API. Chosen."""
 NONE = "No reservations in the system"
-"""What scontrol prints without reservations. Source: Slurm 22.05.8, tried; its scontrol/info_resv.c."""
+"""What scontrol prints without reservations. Source: Slurm 22.05.8, tried."""
 USER = Caller("slurm", "operator", "scontrol")
 Run = Callable[[Sequence[str]], str]
 Failures = dict[str, str]
@@ -127,7 +127,7 @@ def apply_reservations(
     for id_, silence in known.items():
         is_gone = id_ not in wanted and "" not in failed and silence.source.removeprefix(SLURM) not in failed
         if is_gone and silence.expired is None and silence.ends > now:
-            people.expire_silence(id_, USER)
+            people.expire_silence(id_, USER, silence.version)
             changed += 1
     for id_, reservation in wanted.items():
         try:
@@ -154,7 +154,7 @@ def _apply_one(people: People, wanted: Reservation, before: Silence | None, now:
         matchers = before.matchers
         if abs(before.ends - ends) <= 60 * SECOND and not was_ended:
             return False
-    people.edit_silence(before.id, USER, None, matchers, None, ends, again=was_ended)
+    people.edit_silence(before.id, USER, before.version, matchers, None, ends, by_source=True)
     return True
 
 

@@ -28,6 +28,7 @@ from pipeline.incidents.silences import (
     Kind,
     Silence,
     check_silence,
+    check_source,
     collect_labels,
     expire,
     from_mute,
@@ -328,13 +329,15 @@ class People:
         starts: int | None = None,
         ends: int | None = None,
         reason: str | None = None,
-        again: bool = False,
+        by_source: bool = False,
     ) -> Silence:
-        """Changes or extends a silence; a field that is None stays. again: also one that has ended, which begins
-        again."""
+        """Changes or extends a silence; a field that is None stays.
+
+        by_source: as what the window follows has changed; one that has ended begins again.
+        """
         with self.engine.lock:
             now, before = self.engine.clock(), self._find_silence(id_, version)
-            if not again and (before.expired is not None or before.ends <= now):
+            if not by_source and (before.expired is not None or before.ends <= now):
                 raise UsageError(f"{before.kind} {id_}: has ended; add a new one")
             made = replace(
                 before,
@@ -348,6 +351,8 @@ class People:
                 expired=None,
                 expired_by=None,
             )
+            if not by_source:
+                check_source(before, made)
             return self._save_silence(check_silence(made, now), "edit", user, before)
 
     def expire_silence(self, id_: str, user: str, version: int | None = None) -> Silence:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import duckdb
 
 from pipeline.config.sections import ANY
-from pipeline.incidents.matchers import Labels, Matcher, make_list, read_matcher
+from pipeline.incidents.matchers import Labels, Matcher, are_equal, make_list, read_matcher
 from pipeline.judging.mutes import MAX_MUTE_US, Mute
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Incident, iso
@@ -158,6 +158,20 @@ def check_silence(silence: Silence, now: int, longest: int = MAX_MUTE_US) -> Sil
         days = longest // (86_400 * SECOND)
         raise UsageError(f"ends = {iso(silence.ends)}: expected at most {days} days after its start; extend it later")
     return silence
+
+
+def check_source(before: Silence, made: Silence) -> None:
+    """Raises UsageError if a person changes times or matchers of a window that follows a reservation of Slurm."""
+    if not before.source.startswith(SLURM) or (
+        (before.starts, before.ends) == (made.starts, made.ends) and are_equal(before.matchers, made.matchers)
+    ):
+        return
+    name = before.source.removeprefix(SLURM)
+    raise UsageError(
+        f"maintenance {before.id}: follows Slurm's reservation {name}, whose next reading would undo this; change the "
+        f"reservation (scontrol update ReservationName={name} EndTime=...), or add a window of your own "
+        "(fleetpulse maintenance add)"
+    )
 
 
 def make_scope_matchers(scopes: Sequence[str]) -> tuple[Matcher, ...]:

@@ -20,7 +20,7 @@ from pipeline.config.sections import Config, Incidents
 from pipeline.incidents.audit import list_audit
 from pipeline.incidents.handover import format_handover, read_handover
 from pipeline.incidents.silences import make_scope_matchers
-from pipeline.model.errors import Retryable, Unreachable
+from pipeline.model.errors import Retryable, Unreachable, UsageError
 from pipeline.model.records import SECOND
 from tests.pipeline.living import HOUR, MINUTE, LivingSite
 from tests.slurm_cluster import Cluster, missing
@@ -133,6 +133,46 @@ def test_a_line_that_is_cut_is_a_failure_and_its_window_stays(site):
         found, failed = read_reservations(lambda _, line=line: line)
         assert (found, failed) == ([], {"pump": f"scontrol shows no {lacks} of it"})
         assert apply_reservations(site.people, found, failed) == (0, failed)
+
+
+def test_times_and_nodes_of_a_window_that_follows_a_reservation_are_changed_by_the_reservation_alone(site):
+    first = reservation(site)
+    apply_reservations(site.people, [first])
+    (window,) = site.people.list_silences("maintenance")
+    wrong = (
+        f"^maintenance {window.id}: follows Slurm's reservation pump, .*scontrol update ReservationName=pump EndTime="
+    )
+    for change in (
+        {"ends": window.ends + HOUR},
+        {"starts": window.starts - HOUR},
+        {"matchers": make_scope_matchers(["node:n7"])},
+    ):
+        with pytest.raises(UsageError, match=wrong):
+            site.people.edit_silence(window.id, "ann", **change)
+    assert site.people.list_silences("maintenance") == [window]
+    same = {"ends": window.ends, "starts": window.starts, "matchers": window.matchers}
+    site.people.edit_silence(window.id, "ann", **same, reason="pump is changed, ask Bo")
+    assert apply_reservations(site.people, [first]) == (0, {})
+    (window,) = site.people.list_silences("maintenance")
+    assert window.reason == "pump is changed, ask Bo"
+
+
+def test_a_person_who_ends_a_window_while_its_reservation_is_applied_wins(site, monkeypatch):
+    first = reservation(site)
+    apply_reservations(site.people, [first])
+    (window,) = site.people.list_silences("maintenance")
+    longer = Reservation("pump", first.starts, first.ends + HOUR, first.nodes)
+    site.wait(1)
+    site.people.expire_silence(window.id, "ann")
+    monkeypatch.setattr(site.people, "list_silences", one_old_list(site.people, window))
+    assert apply_reservations(site.people, [longer])[0] == 0
+    assert site.people.list_silences("maintenance")[0].expired_by == "ann"
+
+
+def one_old_list(people, window):
+    """What lists silences, the first time as before the person's act."""
+    true, old = people.list_silences, [[window]]
+    return lambda *kind: old.pop() if old else true(*kind)
 
 
 def test_windows_of_people_are_left_alone(site):
