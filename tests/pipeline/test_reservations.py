@@ -85,6 +85,22 @@ def test_a_reservation_that_comes_back_is_a_window_again_with_what_changed_of_it
     assert (window.expired, window.expired_by, window.state(site.now)) == (None, None, "active")
 
 
+@pytest.mark.parametrize("late", [2, 40])
+def test_a_reservation_that_is_extended_just_before_its_end_keeps_its_window(site, late):
+    """The reading after the extension comes after the former end: within the grace of the window, or later."""
+    first = reservation(site)
+    apply_reservations(site.people, [first])
+    page = site.report("gpu:n0.0")
+    site.wait(60 + late)
+    longer = Reservation("pump", first.starts, first.ends + 2 * HOUR, first.nodes)
+    assert apply_reservations(site.people, [longer]) == (1, {})
+    assert apply_reservations(site.people, [longer]) == (0, {})
+    assert site.state(page) == "silenced"
+    assert bool(site.alerts()) == (late > 15)
+    site.wait(60)
+    assert site.state(site.report("gpu:n1.0")) == "silenced"
+
+
 def test_a_window_that_a_person_ended_stays_ended_when_its_reservation_comes_back(site):
     apply_reservations(site.people, [reservation(site)])
     (window,) = site.people.list_silences("maintenance")
