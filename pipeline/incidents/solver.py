@@ -13,6 +13,7 @@ explanations: SCORE (Kompella et al., NSDI 2005) and Flock (Harsh et al., CoNEXT
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from pipeline.incidents.factors import FACTOR_KINDS, FactorIndex
 from pipeline.incidents.likelihood import DAY, FRAILTY, MISS, WINDOW, BaseRates, Rate, describe_odds, describe_span
 from pipeline.model.entity_names import KINDS
 from pipeline.model.links import PEER
+from pipeline.model.records import SECOND
 from pipeline.model.topology import WORK, Topology, kind_of
 
 MOST_COUNTED = 256
@@ -35,6 +37,11 @@ Floats = NDArray[np.float64]
 _SILENCE = "telemetry"
 _ONE_BY_ONE = frozenset({"node", "version", "change"})
 """Factors whose members may fall silent one after another: parts of a node, and devices with a version."""
+_SOFTWARE = frozenset({"version", "change"})
+_PLACES = frozenset({"rack", "row", "cdu", "pdu", "pod", "leaf"})
+_CLEARLY = 3.0  # log odds by which the place must be more likely than the version: 20 times; chosen
+ONE_MOMENT = 60 * SECOND
+"""Devices that fall silent at one moment were last seen up to one interval of the slowest collectors apart."""
 Pair = tuple[str, str, str]
 """Factor, group of families, unit."""
 Affected = tuple[Pair, int, int, Case]
@@ -108,6 +115,8 @@ class Solver:
         others = _Others(self.index, groups)
         made = []
         for g in possible:
+            if self._is_of_one_place(*groups.keys[g], groups.names(g, int(since[g]))):
+                continue
             found = others.lower(g, int(since[g]), rates[g], float(odds[g]), silent[g])
             made.append(groups.make(g, int(since[g]), silent[g], found, found - float(odds[g] - safe[g])))
         return made
@@ -162,6 +171,26 @@ class Solver:
         best = max(found, key=lambda rate: rate.per_day)
         # the parts of one node are frail together
         return Rate(best.per_day, min(best.shape, FRAILTY)) if kind_of(factor) == "node" else best
+
+    def _is_of_one_place(self, factor: str, family: str, affected: Sequence[str]) -> bool:
+        """Returns whether the affected of a version lie so close together that it is the place, not the version.
+
+        Which nodes a fault of a version hits has nothing to do with where they are. So for each place that can have
+        such symptoms the likelihood of its share of the affected is compared with that of its share of the version.
+        """
+        if kind_of(factor) not in _SOFTWARE:
+            return False
+        mine, index = set(self.index.units.get(factor, ())), self.index
+        counted = Counter(place for unit in affected for place in (*index.above_node(unit), *index.around(unit)))
+        for place, hit in counted.items():
+            kind = FACTOR_KINDS.get(kind_of(place))
+            if hit < 2 or kind_of(place) not in _PLACES or kind is None or family not in (kind.families or {family}):
+                continue
+            below = len(mine & {node for unit in index.units[place] if (node := index.node_of(unit)) is not None})
+            tried = math.log(max(1, index.number[kind_of(place)]))
+            if concentration(hit, len(affected), below, len(mine)) - tried > _CLEARLY:
+                return True
+        return False
 
     def _count_silent(self, factor: str, affected: Sequence[str]) -> int:
         """Returns how many monitored members of a factor show nothing, at most as many as outweigh the affected."""
@@ -239,9 +268,10 @@ class _Groups:
         first = np.concatenate([[0], np.cumsum(count[kept])])
         return cls([names[g] for g in kept.tolist()], first, began[order], unit[order], list(units), cases)
 
-    def names(self, g: int) -> list[str]:
-        """Returns the affected units of a group, by onset."""
-        return [self.unit_names[u] for u in self.unit[self.first[g] : self.first[g + 1]].tolist()]
+    def names(self, g: int, since: int = 0) -> list[str]:
+        """Returns the affected units of a group, by onset; since: only those that began then or later."""
+        mine = slice(self.first[g], self.first[g + 1])
+        return [self.unit_names[u] for u in self.unit[mine][self.began[mine] >= since].tolist()]
 
     def units(self) -> Iterable[tuple[tuple[str, str], list[str]]]:
         """Yields each group with its affected units."""
@@ -287,9 +317,11 @@ def _begun_together(pairs: list[Affected]) -> list[Affected]:
     spans: dict[str, list[tuple[int, int]]] = {}
     for (factor, family, _), began, first, _ in pairs:
         if family == _SILENCE and kind_of(factor) not in _ONE_BY_ONE:
-            spans.setdefault(factor, []).append((began, first))
+            spans.setdefault(factor, []).append((began, max(first, began + ONE_MOMENT)))
     moments = {factor: _fullest_moment(found) for factor, found in spans.items()}
-    return [p for p in pairs if p[0][1] != _SILENCE or p[1] <= moments.get(p[0][0], p[1]) <= max(p[1], p[2])]
+    return [
+        p for p in pairs if p[0][1] != _SILENCE or p[1] <= moments.get(p[0][0], p[1]) <= max(p[2], p[1] + ONE_MOMENT)
+    ]
 
 
 def _fullest_moment(spans: Sequence[tuple[int, int]]) -> int:
@@ -328,6 +360,16 @@ class _Others:
         known = FACTOR_KINDS[kind]
         count = int(np.count_nonzero(self.groups.began[low:high] >= since))
         return min(odds, float(log_odds(-math.expm1(-known.per_day * days), count, known.silence * silent, share)))
+
+
+def concentration(hit: int, affected: int, below: int, members: int) -> float:
+    """Returns how many times as likely (log) it is that `hit` of the affected lie in a place if they are drawn by that
+    share than if they are drawn from all members, of which `below` are in it; 0 if it has no more than its share."""
+    if not 0 < below < members or hit * members <= affected * below:
+        return 0.0
+    rest = affected - hit
+    outside = rest * math.log(rest / affected / (1 - below / members)) if rest else 0.0
+    return hit * math.log(hit / affected / (below / members)) + outside
 
 
 def log_odds(shared: Any, affected: Any, silent: Any, alone: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pipeline.incidents.confidence import ALONE, NAMED, SHARED, Assessment
 from pipeline.incidents.desk import Desk
 from pipeline.incidents.factors import CHANGE_WINDOW, FACTOR_KINDS, FactorIndex
+from pipeline.incidents.solver import concentration
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology, kind_of
 from tests.pipeline.test_incidents import START, Case, found
@@ -64,6 +66,29 @@ def test_nodes_with_one_driver_version_in_many_racks_blame_the_version() -> None
     case = site(topology)
     case.report_findings(*(found(f"gpu:n{n}.0", "xid") for n in struck))
     assert case.causes() == {"version:nvidia_driver=575.2"}
+
+
+@pytest.mark.parametrize(
+    ("detector", "struck", "blamed"),
+    [
+        ("straggler", range(8, 16), False),  # one rack of six that run the version: heat or power of the rack
+        ("straggler", range(0, 48, 6), True),
+        ("xid", range(8, 16), True),  # of which a rack is no cause
+    ],
+)
+def test_a_version_of_most_nodes_is_not_blamed_for_what_one_place_explains(
+    detector: str, struck: range, blamed: bool
+) -> None:
+    case = site(with_versions(range(48, 64)))
+    case.report_findings(*(found(f"gpu:n{n}.0", detector) for n in struck))
+    assert ("version:nvidia_driver=570.1" in case.causes()) == blamed
+
+
+def test_a_place_is_distinguished_from_a_version_by_its_share_of_the_affected() -> None:
+    assert concentration(8, 8, 8, 96) == pytest.approx(8 * math.log(12))
+    assert concentration(6, 8, 8, 96) == pytest.approx(6 * math.log(0.75 * 12) + 2 * math.log(0.25 * 12 / 11))
+    assert concentration(1, 8, 16, 96) == 0, "less than its share"
+    assert concentration(8, 8, 96, 96) == 0, "the version runs nowhere else"
 
 
 def test_a_version_that_shows_one_by_one_takes_in_its_earlier_pages() -> None:
