@@ -112,7 +112,7 @@ class Ingest:
         # rejected: dead letters by admission rule; of them those of other senders
         self.counters, self.rejected, self.foreign_rejected = Counter(FOREIGN_COUNTERS), Counter[str](), Counter[str]()
         self._queues, self._at_end = dict[Partition, deque[Item]](), dict[Partition, bool]()
-        self._newest = dict[Partition, int]()  # newest event time of each telemetry partition
+        self._newest, self._newest_dropped = dict[Partition, int](), 0  # event times by partition; of those gone
         self._latest = LatestRows(database, clock(), clock() + bound)
         self._wait, self._monotonic = wait, monotonic
         self._is_reading, self._read_at = True, 0.0  # telemetry is read until all its queues are empty; start of that
@@ -154,7 +154,7 @@ class Ingest:
 
     def newest(self) -> int | None:
         """Newest event time committed over all partitions."""
-        return max(self._newest.values(), default=None)
+        return max((*self._newest.values(), self._newest_dropped)) or None
 
     # --- one commit -------------------------------------------------------------------------------------------------
 
@@ -281,6 +281,9 @@ class Ingest:
         for partition in [p for p, queue in self._queues.items() if p not in present and not queue]:
             del self._queues[partition]
             self._at_end.pop(partition, None)
+        for partition in [p for p in self._newest if p not in present and not self._queues.get(p)]:
+            # it must not count as unread for ever
+            self._newest_dropped = max(self._newest.pop(partition), self._newest_dropped)
         self._unanswered_since = {p: since for p, since in self._unanswered_since.items() if p in present}
         self._newer_spools &= present
         self._offline &= present

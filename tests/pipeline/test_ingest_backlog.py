@@ -120,3 +120,18 @@ def test_partitions_that_all_stopped_are_waited_for_again_when_the_first_answers
     harness.drain()
     harness.log.mute = {TWO}
     assert harness.drain() == T0
+
+
+def test_a_partition_that_disappears_holds_nothing_back(harness: BacklogHarness) -> None:
+    harness.send("a", T0 - 5 * SECOND)
+    harness.send("b", T0, TWO)
+    assert harness.drain() is None
+    records = harness.log.held.pop(TWO)  # the agent removed a folder of its spool that was read
+    harness.send("a", T0 - 4 * SECOND)
+    assert harness.drain() is None
+    assert harness.ingest.newest() == T0
+    harness.log.held[TWO] = records
+    harness.clock += SECOND
+    harness.send("b", harness.clock, TWO)
+    assert harness.drain() is None
+    assert harness.ingest.newest() == harness.clock
