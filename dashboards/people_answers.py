@@ -60,7 +60,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The site at a change of shift."""
+    """The site at a change of shift. in_storms: unresolved incidents that are listed as a part of a storm alone."""
 
     since: int
     now: int
@@ -69,6 +69,7 @@ class Handover:
     silences: tuple[Silence, ...]
     pending: tuple[Pending, ...]
     changed: tuple[Changed, ...]
+    in_storms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ def parse_handover(table: Mapping[str, Any]) -> Handover:
             )
             for c in require_list(table["changed"])
         ),
+        in_storms=sum(int(storm["unresolved"]) for storm in require_list(table.get("storms", []))),
     )
 
 

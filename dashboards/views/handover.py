@@ -68,7 +68,8 @@ def _draw(found: Handover, now: int) -> None:
     )
     st.html(markup.table(("Time", "What", "About"), pending_rows(found.pending, names, now), "Nothing pending."))
     head = ("Severity", "Incident", "Cause", "Owner", "State", "Duration")
-    st.html(markup.section("Open", f"{len(found.open):,}"))
+    more = f"; {found.in_storms:,} more in storms" if found.in_storms else ""
+    st.html(markup.section("Open", f"{len(found.open):,}{more}"))
     st.html(_limited(head, incident_rows(found.open, now), "No open incidents."))
     st.html(markup.section("Muted", f"{amount(len(found.muted), 'incident', 'incidents')}"))
     st.html(_limited(head, incident_rows(found.muted, now), "No muted incidents."))

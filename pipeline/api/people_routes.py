@@ -188,6 +188,15 @@ class Reservations(Strict):
     failures: list[FailedReservation]
 
 
+class StormParts(Strict):
+    """Incidents that a handover lists as a part of a storm alone. acknowledged: of the unresolved ones."""
+
+    id: str
+    unresolved: int
+    acknowledged: int
+    changed: int
+
+
 class Handover(Strict):
     """The site at a change of shift."""
 
@@ -197,6 +206,7 @@ class Handover(Strict):
     muted: dict[str, Any]
     pending: list[dict[str, Any]]
     changed: list[dict[str, Any]]
+    storms: list[StormParts]
 
 
 class AuditRow(Strict):

@@ -8,15 +8,23 @@ from typing import Any
 
 import duckdb
 
-from pipeline.incidents.ledger import list_incidents
-from pipeline.incidents.silences import load_silences
+from pipeline.incidents.ledger import load_open_incidents
+from pipeline.incidents.life import STORM
+from pipeline.incidents.silences import Silence, load_silences
 from pipeline.model.plain_text import make_printable
-from pipeline.model.records import SECOND, iso
+from pipeline.model.records import SECOND, Incident, iso
 
 MOST_SIMILAR = 10
 """Most similar incidents that are listed. Chosen: what a person reads."""
 SOON = 8 * 3600 * SECOND
 """Silences that end within this time are part of a handover. Chosen: a shift."""
+_WORST = ("page", "ticket", "watch")
+_ACTS = frozenset({"assigned", "commented", "feedback", "merged", "reopened", "split"})
+"""Changes that a person makes of one incident: they are listed although its storm represents it."""
+Storms = dict[str, dict[str, int]]
+"""Id of a storm -> how many incidents are listed as a part of it alone: unresolved, acknowledged of these, changed."""
+Section = tuple[int, int, list[str]]
+"""Entries of a section, how many more are in storms, and lines."""
 
 _SIMILAR = """
 SELECT i.id, i.cause, i.entity, i.detector, i.summary, i.severity, epoch_us(i.onset), epoch_us(i.resolved),
@@ -50,31 +58,67 @@ def list_similar(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[dict[str, 
 def read_handover(cursor: duckdb.DuckDBPyConnection, since: int, now: int) -> dict[str, Any]:
     """Returns the open, muted and pending incidents, and what changed since a time, in the form of the API.
 
-    pending: what waits for a person or a time: pages that nobody acknowledged, acknowledgements that expire, silences
-    that end.
+    open, muted: pages first, of these what nobody acknowledged, then the oldest. muted: silenced, or inhibited by a
+    rule.   pending: what waits for a person or a time: pages that nobody acknowledged, acknowledgements that expire,
+    silences that end.   storms: how many incidents are listed as a part of their storm alone.
     """
-    unresolved = [i for i in list_incidents(cursor) if i["resolved"] is None]
+    unresolved = sorted(load_open_incidents(cursor), key=_rank)
+    storms, own = _fold(unresolved)
+    muted = [i for i in own if _is_muted(i)]
     silences = [s for s in load_silences(cursor, now) if s.state(now) != "expired"]
-    pages = [i for i in unresolved if i["state"] == "open" and i["severity"] == "page"]
-    pending = [_pending(i["opened"], i["id"], _waiting_page(i["assignee"]), i["summary"]) for i in pages]
-    taken = [i for i in unresolved if i["state"] == "acknowledged" and i["acknowledged_until"]]
-    pending += [
-        _pending(i["acknowledged_until"], i["id"], f"acknowledgement of {i['acknowledged_by']} expires", i["summary"])
-        for i in taken
-    ]
-    ending = [s for s in silences if s.end <= now + SOON]
-    pending += [_pending(iso(s.end), s.id, f"{s.kind} of {s.author} ends", s.reason) for s in ending]
+    changed = _list_changes(cursor, since, storms)
     return {
         "since": iso(since),
         "now": iso(now),
-        "open": [i for i in unresolved if i["state"] != "silenced"],
-        "muted": {
-            "incidents": [i for i in unresolved if i["state"] == "silenced"],
-            "silences": [s.as_facts(now) for s in silences],
-        },
-        "pending": sorted(pending, key=lambda row: (row["time"], row["id"])),
-        "changed": _list_changes(cursor, since),
+        "open": [i.as_json() for i in own if not _is_muted(i)],
+        "muted": {"incidents": [i.as_json() for i in muted], "silences": [s.as_facts(now) for s in silences]},
+        "pending": _list_pending(own, [s for s in silences if s.end <= now + SOON]),
+        "changed": changed,
+        "storms": [{"id": id_, **counts} for id_, counts in sorted(storms.items())],
     }
+
+
+def _rank(incident: Incident) -> tuple[int, bool, int, str]:
+    """Returns the place in a list: what is worst, waits for a person, and has waited longest comes first."""
+    return _WORST.index(incident.severity), incident.state == "acknowledged", incident.opened, incident.id
+
+
+def _is_muted(incident: Incident) -> bool:
+    """Returns whether receivers get nothing of it; what a person has taken is open all the same."""
+    is_inhibited = bool(incident.life.inhibited_by or incident.life.inhibitor)
+    return incident.state == "silenced" or (incident.state == "open" and is_inhibited)
+
+
+def _fold(unresolved: Sequence[Incident]) -> tuple[Storms, list[Incident]]:
+    """Returns how many incidents each storm has, and the incidents without those that are only a part of a storm: with
+    no person of their own."""
+    known = {i.id: i for i in unresolved if i.detector == STORM}
+    storms: Storms = {}
+    own = list[Incident]()
+    for incident in unresolved:
+        storm = next((known[id_] for id_ in incident.life.inhibited_by if id_ in known), None)
+        life = incident.life
+        if storm is None or life.assignee or life.acknowledged_by not in ("", storm.life.acknowledged_by):
+            own.append(incident)
+            continue
+        counts = storms.setdefault(storm.id, dict.fromkeys(("unresolved", "acknowledged", "changed"), 0))
+        counts["unresolved"] += 1
+        counts["acknowledged"] += incident.state == "acknowledged"
+    return storms, own
+
+
+def _list_pending(incidents: Sequence[Incident], ending: Sequence[Silence]) -> list[dict[str, str]]:
+    """Returns what waits: for a person, the oldest first; then what ends, the soonest first."""
+    pending = list[dict[str, str]]()
+    for i in incidents:
+        until = i.life.acknowledged_until
+        if i.state == "acknowledged" and until is not None:
+            what = f"acknowledgement of {i.life.acknowledged_by} expires"
+            pending.append(_pending(iso(until), i.id, what, i.summary))
+        elif i.state == "open" and i.severity == "page" and not _is_muted(i):
+            pending.append(_pending(iso(i.opened), i.id, _waiting_page(i.life.assignee), i.summary))
+    pending += [_pending(iso(s.end), s.id, f"{s.kind} of {s.author} ends", s.reason) for s in ending]
+    return sorted(pending, key=lambda row: (row["time"], row["id"]))
 
 
 def _waiting_page(assignee: str) -> str:
@@ -85,37 +129,70 @@ def _pending(time: str, id_: str, what: str, about: str) -> dict[str, str]:
     return {"time": time, "id": id_, "what": what, "about": about}
 
 
-def _list_changes(cursor: duckdb.DuckDBPyConnection, since: int) -> list[dict[str, Any]]:
-    """Returns an entry per incident that changed since a time, newest change first: its kinds of change, in order."""
+def _list_changes(cursor: duckdb.DuckDBPyConnection, since: int, storms: Storms) -> list[dict[str, Any]]:
+    """Returns an entry per incident that changed since a time, newest change first: its kinds of change, in order.
+
+    What changed with a storm, and by no person's act on it alone, is counted in `storms`.
+    """
     rows = cursor.execute(
         """SELECT h.incident, list(h.kind ORDER BY h.number), epoch_us(max(h.time)), any_value(i.summary),
-                  any_value(i.state), any_value(i.severity)
-           FROM history h JOIN incidents i ON i.id = h.incident WHERE h.time >= make_timestamptz($1::BIGINT)
-           GROUP BY h.incident ORDER BY 3 DESC, 1""",
-        [since],
+                  any_value(i.state), any_value(i.severity), any_value(s.id)
+           FROM history h JOIN incidents i ON i.id = h.incident
+           LEFT JOIN incidents s ON s.detector = $2 AND s.id = json_extract_string(i.life, '$.inhibited_by[0]')
+           WHERE h.time >= make_timestamptz($1::BIGINT) GROUP BY h.incident ORDER BY 3 DESC, 1""",
+        [since, STORM],
     ).fetchall()
     names = ("id", "changes", "time", "summary", "state", "severity")
-    return [{**dict(zip(names, row, strict=True)), "time": iso(row[2])} for row in rows]
+    found = list[dict[str, Any]]()
+    for *row, storm in rows:
+        if storm is not None and _ACTS.isdisjoint(row[1]):
+            counts = storms.setdefault(storm, dict.fromkeys(("unresolved", "acknowledged", "changed"), 0))
+            counts["changed"] += 1
+        else:
+            found.append({**dict(zip(names, row, strict=True)), "time": iso(row[2])})
+    return found
 
 
 def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
     """Returns a handover as text for people, in lines of at most `width` characters; longer ones are wrapped."""
-    muted = found["muted"]
-    sections: Sequence[tuple[str, list[str]]] = (
-        ("Open", [_incident_line(i) for i in found["open"]]),
-        ("Muted", [_incident_line(i) for i in muted["incidents"]]),
-        ("Silences", [_silence_line(s) for s in muted["silences"]]),
-        ("Pending", [f"{_short(p['time'])}  {p['id']}  {p['what']}: {p['about']}" for p in found["pending"]]),
-        (
-            f"Changed since {_short(found['since'])}",
-            [f"{_short(c['time'])}  {c['id']}  {c['state']:<12}  {c['summary']}" for c in found["changed"]],
-        ),
+    muted, storms = found["muted"], {storm["id"]: storm for storm in found.get("storms", ())}
+    pending = [f"{_short(p['time'])}  {p['id']}  {p['what']}: {p['about']}" for p in found["pending"]]
+    sections: Sequence[tuple[str, Section]] = (
+        ("Open", _list_incidents(found["open"], storms)),
+        ("Muted", _list_incidents(muted["incidents"], storms)),
+        ("Silences", (len(muted["silences"]), 0, [_silence_line(s) for s in muted["silences"]])),
+        ("Pending", (len(pending), 0, pending)),
+        (f"Changed since {_short(found['since'])}", _list_changed(found["changed"], storms)),
     )
-    sections = [(title, [make_printable(row) for row in rows]) for title, rows in sections]
     lines = [f"Handover at {_short(found['now'])} UTC"]
-    for title, rows in sections:
-        lines += ["", f"{title}: {len(rows) or 'nothing'}", *(f"  {row}" for row in rows)]
+    for title, (count, parts, rows) in sections:
+        number = f"{count + parts:,}{f' ({parts:,} in storms)' if parts else ''}" if rows else "nothing"
+        lines += ["", f"{title}: {number}", *(f"  {make_printable(row)}" for row in rows)]
     return "\n".join("\n".join(_wrap(line, width)) for line in lines) + "\n"
+
+
+def _list_incidents(incidents: Sequence[Mapping[str, Any]], storms: Mapping[str, Any]) -> Section:
+    """Returns the lines of incidents, each storm followed by what it represents."""
+    rows, parts = list[str](), 0
+    for incident in incidents:
+        rows.append(_incident_line(incident))
+        number, taken = (storms.get(incident["id"], {}).get(name, 0) for name in ("unresolved", "acknowledged"))
+        if number:
+            rows.append(f"    {number:,} more in it{f', {taken:,} of them acknowledged' if taken else ''}")
+        parts += number
+    return len(incidents), parts, rows
+
+
+def _list_changed(changed: Sequence[Mapping[str, Any]], storms: Mapping[str, Any]) -> Section:
+    """Returns the lines of what changed; those of storms that did not change themselves are at the end."""
+    rows, left = list[str](), {id_: storm["changed"] for id_, storm in storms.items() if storm["changed"]}
+    parts = sum(left.values())
+    for c in changed:
+        rows.append(f"{_short(c['time'])}  {c['id']}  {c['state']:<12}  {c['summary']}")
+        if number := left.pop(c["id"], 0):
+            rows.append(f"    {number:,} more in it")
+    rows += [f"{number:,} in storm {id_}" for id_, number in left.items()]
+    return len(changed), parts, rows
 
 
 def _wrap(line: str, width: int) -> list[str]:
@@ -126,7 +203,12 @@ def _wrap(line: str, width: int) -> list[str]:
 
 def _incident_line(incident: Mapping[str, Any]) -> str:
     who = incident["assignee"] or incident["acknowledged_by"] or "nobody"
-    return f"{incident['id']}  {incident['severity']:<6}  {incident['state']:<12}  {who:<10}  {incident['summary']}"
+    state = "inhibited" if incident["state"] == "open" and _is_inhibited(incident) else incident["state"]
+    return f"{incident['id']}  {incident['severity']:<6}  {state:<12}  {who:<10}  {incident['summary']}"
+
+
+def _is_inhibited(incident: Mapping[str, Any]) -> bool:
+    return bool(incident.get("inhibitor") or incident.get("inhibited_by"))
 
 
 def _silence_line(silence: Mapping[str, Any]) -> str:

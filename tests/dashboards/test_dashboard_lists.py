@@ -256,6 +256,13 @@ def test_the_handover_shows_what_waits_and_links_to_it(api: Any) -> None:
     assert asked["since"][0].endswith("00.000000Z")
 
 
+def test_the_handover_counts_what_is_in_storms(api: Any) -> None:
+    made = api.hand_over
+    storms = [{"id": "A1", "unresolved": 1980, "acknowledged": 0, "changed": 5}]
+    api.hand_over = lambda query: {**made(query), "storms": storms}
+    assert "1; 1,980 more in storms" in shown(page(handover_script))
+
+
 def test_the_begin_of_a_shift_is_a_length_or_a_time() -> None:
     assert handover.parse_since("12 h", NOW) == NOW - 12 * 3600 * SECOND
     assert handover.parse_since("2026-01-01T06:00Z", NOW) == NOW - 6 * 3600 * SECOND
