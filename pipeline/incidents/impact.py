@@ -280,7 +280,8 @@ class ImpactBook:
         def find_owner(began: int | None, kind: Kind) -> str:
             return self._find_owner(loss.job, began, kind, tracked)
 
-        now = Moment(time, incident.onset, fact, incident.id, find_owner, self._claims)
+        started = 0 if job is None else job.started
+        now = Moment(time, incident.onset, fact, incident.id, find_owner, self._claims, started)
         if job is not None and job.ended is not None and job.ended <= time:
             loss.end(job.ended, 0 if pace is None else pace.moved_at, now)
             return

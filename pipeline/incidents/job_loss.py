@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipeline.incidents.job_pace import MINUTE, SLOWER, JobPace
+from pipeline.incidents.job_pace import MINUTE, SLOWER, Gap, JobPace
 from pipeline.incidents.loss_claims import LossClaims
 from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.job_effect import name_doubt
@@ -70,7 +70,8 @@ Kind = Literal["pace", "stop", "fact"]
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The known facts about a job as an incident is measured. fact: what findings say.  mine: this incident.
-    find_owner: (when it began, us; kind) -> the incident that counts what the job loses.  claims: what is counted."""
+    find_owner: (when it began, us; kind) -> the incident that counts what the job loses.  claims: what is counted.
+    started: when the job began (us)."""
 
     time: int
     onset: int
@@ -78,6 +79,7 @@ class Moment:
     mine: str
     find_owner: Callable[[int | None, Kind], str]
     claims: LossClaims
+    started: int = 0
 
 
 def _explains_end(fact: Fact, ended: int, moved: int, onset: int) -> bool:
@@ -94,7 +96,8 @@ class JobLoss:
     base: its step time in the hour before the onset (s).  near: just before it.  share: of its GPUs that is lost now.
     stopped: it ended while it hung or was lost, so that the time until it runs again is lost too; stopped_at: its
     newest step before that.  doubt: since when its results are in doubt; 0: it is not known since when; None: they are
-    not.  reached: false for a job that left before, of which only that is known.
+    not.  reached: false for a job that left before, of which only that is known.  hung: what of `lost` is counted
+    since `hung_from`, the begin of a hang; the steps after it show whether it was one.
     """
 
     job: str
@@ -115,6 +118,8 @@ class JobLoss:
     reached: bool = True
     stopped_at: int = 0
     near: float | None = None
+    hung: float = 0.0
+    hung_from: int = 0
 
     @property
     def rate(self) -> float:
@@ -153,8 +158,8 @@ class JobLoss:
         since = max(ended, now.onset)
         if self.share and ended > self.counted:
             self.lost += self.share * self._take(self.counted, ended, now)
-        elif self.share:
-            self.lost = max(0.0, self.lost - self.share * self.gpus * max(0, self.counted - since))
+        elif share := self.share or bool(self.hung):  # a hang without reports goes on by no share
+            self.lost = max(0.0, self.lost - share * self.gpus * max(0, self.counted - since))
             now.claims.release(self.job, since, now.mine)
         self.counted = since
         when, fact = f"ended {iso(ended)[:19]}Z", now.fact
@@ -165,7 +170,7 @@ class JobLoss:
         self.state = "lost" if self.state in ("hanging", "lost") and ended >= now.onset else "ended"
         if self.state == "lost" and not self.stopped:
             self.stopped, self.stopped_at = True, min(ended, moved or ended)
-        self.share, self.slowdown = 0.0, None
+        self.share, self.slowdown, self.hung = 0.0, None, 0.0
 
     def _describe_end(self, after: int) -> str:
         """Returns what is known about the reason of an end this long after the onset (us)."""
@@ -219,17 +224,20 @@ class JobLoss:
         """Returns the time of all GPUs in [start, end) (GPU us) that no other incident has counted, and counts it."""
         return self.gpus * sum(last - first for first, last in now.claims.take(self.job, start, end, now.mine))
 
-    def _take_slow(self, pace: JobPace, base: float, end: int, now: Moment, hangs: bool) -> float:
+    def _take_slow(self, pace: JobPace, base: float, end: int, now: Moment) -> float:
         """Returns what the job lost from `counted` to `end` against its pace before (GPU us), and counts that time."""
         free = now.claims.take(self.job, self.counted, end, now.mine)
-        return self.gpus * max(0.0, sum(pace.measure_loss(base, *span, now.time, hangs) for span in free))
+        return self.gpus * max(0.0, sum(pace.measure_loss(base, *span, now.time) for span in free))
 
     def judge_by_steps(self, pace: JobPace, now: Moment) -> None:
         """Compares the steps since the onset with those before it."""
         if self.base is None:
             self.base = pace.base_before(now.onset)
         self.lost += self._count_restarts(pace, now)
-        if pace.hangs_at(now.time):
+        for gap in pace.gaps:
+            if gap.end > self.counted or (self.hung and gap.start <= self.hung_from < gap.end):
+                self._settle(gap, pace, now)
+        if pace.waits_at(now.time):
             self._hang(pace, now)
         elif self.base is None:
             known = f"only {max(0, now.onset - (pace.first_at or now.onset)) // MINUTE} min of steps before the onset"
@@ -268,28 +276,60 @@ class JobLoss:
         self.state, self.share = "slow", 1 - 1 / ratio
         self._leave_to(owner, now)
         if owner == now.mine:
-            self.lost += self._take_slow(pace, base, end, now, False)
+            self.lost += self._take_slow(pace, base, end, now)
         self.counted = max(self.counted, end)
 
     def _hang(self, pace: JobPace, now: Moment) -> None:
-        """The job makes no step: all of it is lost, unless it hung before this incident began."""
-        owner, before = now.find_owner(pace.moved_at, "pace"), self.share
+        """No step is seen: all of it is lost as far as reports or findings show it, unless it hung before the onset."""
+        owner = now.find_owner(pace.moved_at, "pace")
         self.slowdown, self.share = None, 0.0
         silent = max(pace.reported_at, pace.moved_at) < now.onset - MINUTE  # it may have ended: that is known late
         if silent or self._is_earlier(pace.moved_at, owner, now):
             since = short_duration((now.onset - pace.moved_at) / SECOND)
             self.state, self.basis = "unknown", f"slowdown not measured: no step since {since} before the onset"
-        else:
-            text = f"no step for {short_duration((now.time - pace.moved_at) / SECOND)}"
-            self.basis = text + (f": {now.fact.text}" if now.fact else self._name_ranks())
-            self.state = "lost" if now.fact is not None and now.fact.state == "lost" else "hanging"
-            self.share = 1.0
-            self._leave_to(owner, now)
-            if owner == now.mine and before < 1 and self.base is not None:
-                self.lost += self._take_slow(pace, self.base, now.time, now, True)
-            elif owner == now.mine:
-                self.lost += self._take(max(self.counted, pace.moved_at), now.time, now)
-        self.counted = max(self.counted, now.time)
+            self.counted = max(self.counted, now.time)
+            return
+        found = now.fact is not None and now.fact.state != "cut"
+        known = now.time if found else pace.known_at(now.time)
+        unread = now.time - known
+        if not found and not pace.hangs_at(now.time):  # what it lost is counted by its next steps, if there are any
+            said = short_duration(unread / SECOND)
+            self.state, self.basis = "unknown", f"slowdown not measured: no report of its ranks for {said}"
+            return
+        text = f"no step for {short_duration((known - pace.moved_at) / SECOND)}"
+        text += f", then no report for {short_duration(unread / SECOND)}" if unread > MINUTE else ""
+        self.basis = text + (f": {now.fact.text}" if now.fact else self._name_ranks())
+        self.state = "lost" if now.fact is not None and now.fact.state == "lost" else "hanging"
+        self.share = 0.0 if unread > MINUTE else 1.0
+        self._leave_to(owner, now)
+        if owner == now.mine:
+            self._count_hang(pace, known, now)
+        self.counted = max(self.counted, known)
+
+    def _count_hang(self, pace: JobPace, until: int, now: Moment) -> None:
+        """Counts the whole job from its newest step on, and what it lost before that."""
+        if self.hung_from < pace.moved_at:
+            if self.base is not None:
+                self.lost += self._take_slow(pace, self.base, pace.moved_at, now)
+            self.hung, self.hung_from = 0.0, max(self.counted, pace.moved_at)
+        taken = self._take(max(self.counted, pace.moved_at), until, now)
+        self.lost, self.hung = self.lost + taken, self.hung + taken
+
+    def _settle(self, gap: Gap, pace: JobPace, now: Moment) -> None:
+        """Counts a time without steps that has ended by the steps made in it, instead of what was counted before."""
+        base = self.near or self.base or pace.usual
+        hung = self.hung if gap.start <= self.hung_from < gap.end else 0.0
+        owner = now.find_owner(gap.start, "pace")
+        if hung or (owner == now.mine and gap.start >= now.started and not self._is_earlier(gap.start, owner, now)):
+            if self.base is not None and self.counted < gap.start:
+                self.lost += self._take_slow(pace, self.base, gap.start, now)
+            start = self.hung_from if hung else max(self.counted, gap.start)
+            if gap.steps is not None and base is not None:
+                used = min(1.0, gap.steps * base * SECOND / (gap.end - gap.start))
+                self.lost += (1 - used) * self._take(start, gap.end, now) - hung
+            elif hung:  # all until its first step, as it was reported
+                self.lost += self._take(self.counted, gap.end - int((base or 0.0) * SECOND), now)
+        self.counted, self.share, self.hung = max(self.counted, gap.end), 0.0, 0.0
 
     def _count_restarts(self, pace: JobPace, now: Moment) -> float:
         """Returns the GPU time of steps that a restart has to make again, those since its checkpoint, if this incident
@@ -319,6 +359,8 @@ class JobLoss:
             stopped_at=kept.stopped_at if kept.stopped else self.stopped_at,
             reached=kept.reached or self.reached,
             doubt=self.doubt if kept.doubt is None else kept.doubt,
+            hung=kept.hung + self.hung,
+            hung_from=min([loss.hung_from for loss in (kept, self) if loss.hung], default=0),
         )
         if self.state in SUFFERS and (kept.state not in SUFFERS or find_owner(kept.basis) == gone):
             made.state, made.slowdown, made.basis = self.state, self.slowdown, self.basis
@@ -326,7 +368,7 @@ class JobLoss:
 
     def hand_over(self, kept: str) -> JobLoss:
         """Returns this loss as it is shown after its incident was merged into `kept`, which counts it."""
-        return replace(self, lost=0.0, share=0.0, basis=name_owner(drop_owner(self.basis), kept))
+        return replace(self, lost=0.0, share=0.0, hung=0.0, basis=name_owner(drop_owner(self.basis), kept))
 
     def _name_ranks(self) -> str:
         """Returns which of its ranks the incident reaches, as the end of a sentence; empty if there are none."""

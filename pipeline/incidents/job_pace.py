@@ -30,6 +30,9 @@ SLOWER = 0.03
 """Least slowdown that counts. Chosen: twice the daily swing of large runs (1 to 2 %, Llama 3, section 3.3.4)."""
 LEAST_HANG, NEW_HANG = 60 * SECOND, 120 * SECOND
 """Time without a step from which a job may hang; of a job watched for less than an hour the longer one. Chosen."""
+REPORTED_FOR = 540 * SECOND
+"""Time for which a hung rank reports its last step at least (us): a minute less than the 600 s after which an agent
+drops a rank without a step (STALE_S in agents/collectors/training/reported_ranks.py)."""
 FURTHER = 1.25
 """Factor in the step time by which a slow job becomes slow anew. Chosen: above what a slow rank varies by itself."""
 _OF_STEPS, _OF_PAUSES = 3.0, 1.5  # times the usual step, and the longest pause so far, that are no hang; chosen
@@ -58,6 +61,19 @@ class Restart:
     stopped: int
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time without a step that was longer than any pause of the job before: it hung, or its telemetry was missing.
+
+    start, end: newest step before it, and first one after it (us).  steps: made in between, which tell the one from the
+    other; 0 after a restart from a checkpoint; None: not known, as the counter restarted.
+    """
+
+    start: int
+    end: int
+    steps: float | None
+
+
 @dataclass(slots=True)
 class JobPace:
     """The pace of one job. Times are event times (us).
@@ -66,7 +82,7 @@ class JobPace:
     step: number of the newest step.   reported_at: when a rank reported its step last, new or not.
     slowed: (time, step time) since which it is slower than usual, and since which it is slower by FURTHER again:
     several faults may slow it one after the other.
-    rewound: its newest restarts from a checkpoint.
+    rewound: its newest restarts from a checkpoint.  gaps: its newest times without a step that have ended.
     """
 
     minutes: deque[Minute] = field(default_factory=lambda: deque(maxlen=KEPT_MINUTES))
@@ -77,6 +93,7 @@ class JobPace:
     slowed: list[tuple[int, float]] = field(default_factory=list)
     rewound: list[Restart] = field(default_factory=list)
     reported_at: int = 0
+    gaps: list[Gap] = field(default_factory=list)
     _open: int = 0
     _samples: list[float] = field(default_factory=list)
     _steps: float = 0.0
@@ -108,11 +125,16 @@ class JobPace:
         return closed
 
     def _count(self, time: int, step: float) -> None:
+        made: float | None = None
         if step >= self.step:
-            self._steps += step - self.step
+            made = step - self.step
+            self._steps += made
         elif step < self.step:
             steps = None if step < _REWOUND * self.step else self.step - step
             self.rewound = [*self.rewound[-9:], Restart(time, steps, self.moved_at)]
+            made = None if steps is None else 0.0
+        if self.waits_at(time):
+            self.gaps = [*self.gaps[-9:], Gap(self.moved_at, time, made)]
 
     def close_minute(self, time: int) -> Minute | None:
         """Closes the open minute if `time` is after it, and returns it."""
@@ -167,34 +189,43 @@ class JobPace:
         step = (self.usual or 0.0) * SECOND
         return int(max(NEW_HANG if young else LEAST_HANG, _OF_STEPS * step, _OF_PAUSES * pause))
 
-    def hangs_at(self, now: int) -> bool:
-        """Returns whether it has made no step for longer than it ever does."""
+    def waits_at(self, now: int) -> bool:
+        """Returns whether no step is seen for longer than ever: it hangs, or its telemetry is missing."""
         waits = now - self.moved_at
         return self.moved_at > 0 and waits > LEAST_HANG and waits > self.hang_limit()  # mostly without reading minutes
+
+    def known_at(self, now: int) -> int:
+        """Returns until when it is known whether it makes steps (us): its newest report, or `now` if it hung for as
+        long as agents report that."""
+        known = max(self.reported_at, self.moved_at)
+        return now if known - self.moved_at >= REPORTED_FOR else min(now, known)
+
+    def hangs_at(self, now: int) -> bool:
+        """Returns whether its ranks report that they made no step for longer than ever."""
+        return self.waits_at(self.known_at(now))
 
     def pauses_at(self, now: int) -> bool:
         """Returns whether its next step is late: it saves, evaluates, or begins to hang."""
         return now - self.moved_at > 2 * (self.usual or 0.0) * SECOND + 20 * SECOND
 
-    def measure_loss(self, base: float, start: int, end: int, now: int, hangs: bool) -> float:
+    def measure_loss(self, base: float, start: int, end: int, now: int) -> float:
         """Returns the time (us) in [start, end) of which the job made no use, at a usual step time of `base` s.
 
         A minute of step time v loses the share 1 - base / v. Time without steps is lost as far as it is a hang.
         """
         lost = 0.0
-        until = min(end, self.moved_at) if hangs else end
         limit, covered = self.hang_limit(), start
-        for m in self._within(start, until):
+        for m in self._within(start, end):
             gap = m.time - covered
             lost += gap if gap > limit else 0.0
-            overlap = min(m.time + MINUTE, until) - max(m.time, covered)
+            overlap = min(m.time + MINUTE, end) - max(m.time, covered)
             if overlap > 0:
                 lost += overlap * (1 - base / m.step_time)
-                covered = max(covered, min(m.time + MINUTE, until))
-        rest, recent = until - covered, self.recent(start, now)
+                covered = max(covered, min(m.time + MINUTE, end))
+        rest, recent = end - covered, self.recent(start, now)
         if rest > 0 and recent is not None:
             lost += rest * (1 - base / recent)
-        return lost + (end - max(start, until) if hangs else 0.0)
+        return lost
 
     def _within(self, start: int, end: int) -> list[Minute]:
         found = list[Minute]()

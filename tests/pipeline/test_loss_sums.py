@@ -16,11 +16,13 @@ CAUSES = ("gpu:n0.3", "leaf:l1", "cdu:c0", "node:n2", "gpu:n4.0")
 
 def live_through(world: World, draw: random.Random) -> float:
     """Lets job 81 run slower, hang, restart or end for some minutes; returns the GPU-hours that it lost by that."""
-    minutes, kind = draw.randint(3, 20), draw.choice(["slow", "slow", "usual", "hang", "restart", "end"])
+    minutes, kind = draw.randint(3, 20), draw.choice(["slow", "slow", "usual", "hang", "restart", "end", "silent"])
     if kind in ("slow", "usual"):
         step_time = draw.choice([1.1, 1.3, 2.0, 3.0]) if kind == "slow" else 1.0
         world.run(minutes, j81=step_time)
         return GPUS * minutes / 60 * (1 - 1 / step_time)
+    if kind == "silent":
+        return run_unseen(world, minutes, draw.choice([1.0, 1.3, 2.0]), draw.randint(0, 2))
     world.run(minutes, j81=0)
     if kind == "end":
         ranks = end_job(world, 81)
@@ -31,6 +33,16 @@ def live_through(world: World, draw: random.Random) -> float:
         world.steps["job:81"] -= 300  # of 1 s
     world.run(1)
     return GPUS * minutes / 60 + (GPUS * 300 / 3600 if kind == "restart" else 0.0)
+
+
+def run_unseen(world: World, minutes: int, step_time: float, hangs: int) -> float:
+    """No rank reports the steps of job 81, which stands still for some of these minutes; returns what it lost."""
+    world.hooked = {"job:82"}
+    world.run(minutes, j81=step_time)
+    world.run(hangs, j81=0)
+    world.hooked = {"job:81", "job:82"}
+    world.run(1)
+    return GPUS * (minutes * (1 - 1 / step_time) + hangs) / 60
 
 
 def end_some(world: World, draw: random.Random) -> float:
