@@ -358,7 +358,8 @@ MAX_FAILURES = 3
 PROBE_S, SLOW_PROBE_S, FAST_PROBES_S = 5, 30, 600
 """Time between probes (s): 5 in the first 10 minutes, then 30. Chosen: a page waits at most 30 s after a recovery."""
 MAX_PROBE_WAIT_S = 300.0
-"""Longest wait before a probe by Retry-After (s). Chosen: a header cannot delay a page by hours."""
+"""Longest wait before a probe, or before a message is sent again, by Retry-After (s). Chosen: a header cannot delay a
+page by hours."""
 REPORT_AFTER_S = 30
 """Time after which a failing receiver is reported to the others (s). Chosen: longer than a restart."""
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.missed_messages import plan_missed
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
+from pipeline.notify.retries import Retries
 from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
@@ -41,11 +41,6 @@ from pipeline.runtime.heartbeat import Heartbeat
 log = logging.getLogger("fleetpulse.notify")
 T = TypeVar("T")
 
-RETRY_S = (1, 5, 30, 120, 600, 1800, 7200, 21600)
-"""Delays between attempts of one message (s): short for a restart of the receiver, then up to 6 h. A message that is
-still refused afterwards, while its receiver accepts others, is dead. Probes do not count."""
-JITTER_FROM_S, JITTER = 120, 0.1
-"""Delays from 2 min on vary by 10 %, so that messages that failed together are not retried together. Chosen."""
 WATCHDOG_INTERVAL_S = 300
 """Interval of the Watchdog (s): twice within the 10 min after which a dead man's switch should alarm. Chosen."""
 DEAD_REPORT_S = 3600
@@ -122,9 +117,10 @@ class Notifier:
         self._started = clock()
         self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
-        self._random, self._running, self._restored = random.Random(), False, False
+        self._running, self._restored = False, False
         self._wake_events = {name: threading.Event() for name in self.receivers}
         self._refused: dict[str, dict[str, tuple[str, int | None]]] = {name: {} for name in self.receivers}
+        self._retries = {name: Retries(store) for name in self.receivers}
         self._reported: dict[str, int] = {}  # failing receiver -> time of the report to the others (UTC us)
         self._faults: dict[str, str] = {}
         self._logged: set[str] = set()
@@ -369,6 +365,7 @@ class Notifier:
         if answer.outcome != "delivered":
             health.record_failure(self._clock(), answer.text, answer.retry_after_s)
             return
+        self._retries[name].end_postponement()
         if health.is_down:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, self._clock()])
@@ -443,11 +440,7 @@ class Notifier:
         if probe:
             health.probes[payload.id] += 1
             return "pending", answer.text, health.next_probe
-        retries_used_up = payload.attempts >= len(RETRY_S)
-        if retries_used_up and now - payload.created >= RETRY_S[-1] * SECOND:
-            return "dead", f"{answer.text}, {payload.attempts + 1} times", now
-        delay = max(self._delay_s(min(payload.attempts, len(RETRY_S) - 1)), min(answer.retry_after_s, RETRY_S[-1]))
-        return "pending", answer.text, now + int(delay * SECOND)
+        return self._retries[name].plan(payload, answer, now)
 
     def _report_receiver(self, name: str) -> None:
         """Reports to the other receivers that this one accepts no alerts, or accepts them again."""
@@ -478,10 +471,6 @@ class Notifier:
             kept = ("pending",) if until is None else ("pending", "dead")
             if states.get(message) not in kept or (until is not None and until <= now):
                 del refused[message]
-
-    def _delay_s(self, attempts: int) -> float:
-        delay = RETRY_S[attempts]
-        return delay if delay < JITTER_FROM_S else delay * self._random.uniform(1 - JITTER, 1 + JITTER)
 
     def _clean_outbox(self) -> bool:
         """Marks payloads of removed receivers as dead and deletes old payloads. Returns True."""

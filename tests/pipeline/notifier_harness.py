@@ -31,6 +31,7 @@ class Receiver(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.statuses: list[int] = []
+        self.retry_after = ""
         self.refuses: dict[str, int] = {}  # cause -> status
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.arrived = threading.Event()
@@ -49,8 +50,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         status = server.refuses.get(body["alerts"][-1]["labels"]["cause"], status)
         server.posts.append((self.headers["Idempotency-Key"], body))
         self.send_response(status)
-        if status == 502:
-            self.send_header("Retry-After", "300")
+        if status in (502, 503) and (server.retry_after or status == 502):
+            self.send_header("Retry-After", server.retry_after or "300")
         self.end_headers()
         server.arrived.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -17,8 +18,9 @@ from pipeline.config.receivers import Notify, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
-from pipeline.notify.outbox import RETRY_S, WATCHDOG_INTERVAL_S, Notifier
+from pipeline.notify.outbox import WATCHDOG_INTERVAL_S, Notifier
 from pipeline.notify.retention import RETENTION_S
+from pipeline.notify.retries import RETRY_S
 from tests.pipeline.notifier_harness import START, NotifierHarness, Receiver
 from tests.until import until
 
@@ -50,6 +52,42 @@ def test_retry_after_is_respected(harness: NotifierHarness, receiver: Receiver) 
     assert waits == [300, 300, 300], "the receiver asked for five minutes with Retry-After"
     assert len({key for key, _ in receiver.posts}) == 1
     assert harness.rows() == [("firing", "delivered", 4)]
+
+
+@pytest.mark.parametrize("later", [30, 200, None])
+def test_retry_after_holds_a_page_until_another_is_accepted_and_five_minutes_at_most(
+    harness: NotifierHarness, receiver: Receiver, later: int | None
+) -> None:
+    receiver.statuses, receiver.retry_after = [503], "7200"
+    harness.write_change("opened")
+    harness.send_due()
+    assert harness.send_due(20) == 0, "it is respected"
+    waited = 20
+    while harness.rows()[0][1] == "pending":
+        waited += 1
+        if waited == later:
+            harness.write_change("opened", "gpu:n2.0")
+        harness.send_due(1)
+        assert waited <= 301
+    assert waited == (300 if later is None else later + 1), "due with the next pass after the other page"
+    assert {row for row in harness.rows() if row[2] == 2} == {("firing", "delivered", 2)}
+
+
+def test_a_message_that_is_refused_with_retry_after_is_retried_as_planned_while_others_are_accepted(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    receiver.refuses["gpu:n1.0"], receiver.retry_after = 503, "300"
+    harness.write_change("opened")
+    tried = []
+    for second in range(100):
+        if second % 2:
+            harness.write_change("opened", f"gpu:m{second}.0")
+        before = len(receiver.posts)
+        harness.send_due(1)
+        tried += [second for _, cause in receiver.alerts[before:] if cause == "gpu:n1.0"]
+    assert len(tried) == 4, tried
+    gaps = [b - a for a, b in itertools.pairwise(tried)]
+    assert all(planned <= gap <= planned + 2 for gap, planned in zip(gaps, RETRY_S, strict=False)), gaps
 
 
 def test_setting_the_clock_back_delays_no_alert_and_no_watchdog(harness: NotifierHarness, receiver: Receiver) -> None:

@@ -12,8 +12,8 @@ import pytest
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
 from pipeline.notify.dead_messages import replay_payloads
-from pipeline.notify.outbox import RETRY_S
 from pipeline.notify.retention import RETENTION_S
+from pipeline.notify.retries import RETRY_S
 from tests.pipeline.notifier_harness import Killed, NotifierHarness, Receiver, cut_at
 from tests.until import until
 
