@@ -230,6 +230,7 @@ class PipelineService:
             self.config.impact,
         )
         self.engine.life.find_inhibited = self.notifier.find_inhibited
+        self.engine.life.list_receivers = self.notifier.list_receivers_of
         self._trouble, self._last_commit = None, self.clock()
 
     def run_step(self) -> bool:

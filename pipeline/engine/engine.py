@@ -9,7 +9,6 @@ since then are evaluated again from the store, and the Desk, whose state is newe
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections import deque
@@ -33,6 +32,7 @@ from pipeline.incidents.job_pace import SIGNALS
 from pipeline.incidents.jobs import JobBook
 from pipeline.incidents.life import KEPT, LifeBook
 from pipeline.incidents.silences import load_silences
+from pipeline.incidents.storms import decode_pages, encode_pages
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
 from pipeline.judging.mutes import FindingFilter, check_rules
@@ -319,7 +319,7 @@ class Engine:
         payloads = self._enqueue(changes, self.clock())
         ledger.write_changes(connection, findings, changes, payloads, time)
         self._impact_rows.write(connection, self.clock())
-        ledger.save_snapshot(connection, "life", self.clock(), json.dumps({"pages": self.life.pages}))
+        ledger.save_snapshot(connection, "life", self.clock(), encode_pages(self.life.pages))
         return payloads
 
     def advance_life(self) -> list[Change]:
@@ -430,7 +430,7 @@ class Engine:
             load_books(self.database.connection, self.impact, [i for i in lives if i.resolved is None], self.clock())
         self.life.load(lives)
         if pages is not None:
-            self.life.pages = tuple(json.loads(pages[1])["pages"])
+            self.life.pages = decode_pages(pages[1])
         if spent is not None:
             self.finding_filter.budget.restore(spent[1])
         if unheard is not None:

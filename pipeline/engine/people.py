@@ -36,6 +36,7 @@ from pipeline.incidents.silences import (
     make_scope_matchers,
     save_silence,
 )
+from pipeline.incidents.storms import may_silence
 from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_scopes
 from pipeline.model.errors import Outdated, Refused, UsageError
 from pipeline.model.records import SECOND, Event, Incident
@@ -369,7 +370,8 @@ class People:
                 (i for i in engine.life.shown.values() if i.resolved is None), key=lambda i: (-i.opened, i.id)
             )
             labels = ((i, collect_labels(i, engine.topology, engine.life.site)) for i in shown)
-            return [incident for incident, found in labels if all(m.matches(found) for m in matchers)]
+            found = [incident for incident, own in labels if all(m.matches(own) for m in matchers)]
+            return [incident for incident in found if may_silence(matchers, incident)]
 
     def list_silences(self, kind: Kind | None = None) -> list[Silence]:
         """Returns the silences of a kind or all of them, newest first."""

@@ -9,15 +9,17 @@ after it: the newest row is the state, so that a restart continues from the stor
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import Incidents
+from pipeline.incidents import storms
 from pipeline.incidents.cases import QUIET_END, Change, ChangeKind, derive_id
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD
-from pipeline.incidents.silences import Silence, alert_name, collect_labels, find_matching
+from pipeline.incidents.lives import has_new_labels, is_open_again, restart_wait, show, unacknowledge
+from pipeline.incidents.silences import Silence, collect_labels, find_matching
+from pipeline.incidents.storms import STORM, PageTimes, StormKey
 from pipeline.model.errors import Refused
 from pipeline.model.records import SECOND, Incident, Life
 from pipeline.model.topology import Topology, kind_of
@@ -28,55 +30,18 @@ KEPT = 7200 * SECOND
 """Time for which the life of a resolved incident is kept in memory. Chosen: longer than anything counts."""
 WORSE = 2
 """Factor in the number of members at which an acknowledged incident is worse. Chosen."""
-MAX_REPRESENTED = 2000
-"""Most incidents that a storm lists. Chosen: it bounds the row; the count goes on in its title."""
-STORM = "alert_storm"
 _PAGING: frozenset[ChangeKind] = frozenset({"opened", "reopened", "severity_raised"})
 _MINUTE, _HOUR = 60 * SECOND, 3600 * SECOND
-
-
-def show(incident: Incident, life: Life) -> Incident:
-    """Returns the incident as people see it: resolved hides silenced, which hides acknowledged."""
-    state = "silenced" if life.silenced_by else "acknowledged" if life.acknowledged_by else "open"
-    return replace(incident, life=life, state="resolved" if incident.resolved is not None else state)  # type: ignore[arg-type]
-
-
-def unacknowledge(life: Life) -> Life:
-    """Returns the life without its acknowledgement."""
-    return replace(life, acknowledged_by="", acknowledged_until=None)
-
-
-def is_open_again(incident: Incident, before: Incident | None) -> bool:
-    """Returns whether a silence or an acknowledgement of an incident has ended, so that receivers get it again."""
-    return incident.state == "open" and before is not None and before.state in ("silenced", "acknowledged")
-
-
-def restart_wait(incident: Incident, now: int) -> Incident:
-    """Returns an incident of which a silence or an inhibition began or ended: a page that nobody has acknowledged waits
-    for a person from now on, so that the steps of escalation count from when it was heard."""
-    waits = now if incident.severity == "page" and incident.state == "open" else None
-    return show(incident, replace(incident.life, waits_since=waits))
-
-
-def has_new_labels(incident: Incident, before: Incident | None) -> bool:
-    """Returns whether its alert is another one now: receivers are sent the end of the old one and the new one."""
-    names = ("severity", "cause", "entity", "detector", "simulated")
-    return before is not None and any(getattr(incident, name) != getattr(before, name) for name in names)
-
-
-def name_most(pages: Sequence[Incident]) -> str:
-    """Returns the alert that half or more of the pages of a storm have, for its title; empty if none does."""
-    name, number = Counter(alert_name(page.detector) for page in pages).most_common(1)[0]
-    return f", {'all' if number == len(pages) else 'mostly'} {name}" if 2 * number >= len(pages) else ""
 
 
 @dataclass
 class PageCount:
     """The pages of one step. inhibited: incidents of which receivers get no page now.   joined: those that a storm
-    represents from now on."""
+    represents from now on.   left: by storm, those that it no longer represents."""
 
     inhibited: Collection[str] = ()
-    joined: list[str] = field(default_factory=list)
+    joined: dict[StormKey, list[str]] = field(default_factory=dict)
+    left: dict[str, set[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -85,7 +50,8 @@ class LifeBook:
 
     shown: incidents as people see them, by id.   silences: those that have not ended.   pages: times of the newest
     pages.   due: when `advance` has something to do next.   find_inhibited: incidents -> those that a rule of the
-    receivers inhibits, by (incident, rule); None without rules.
+    receivers inhibits, by (incident, rule); None without rules.   list_receivers: incident -> the receivers to which
+    routes lead it.
     """
 
     rules: Incidents
@@ -93,22 +59,23 @@ class LifeBook:
     site: str = "local"
     shown: dict[str, Incident] = field(default_factory=dict)
     silences: list[Silence] = field(default_factory=list)
-    pages: tuple[int, ...] = ()
+    pages: PageTimes = field(default_factory=dict)
     due: int = 0
     _busy_since: dict[str, int] = field(default_factory=dict)
-    _storm: str = ""
+    _storms: dict[StormKey, str] = field(default_factory=dict)
     find_inhibited: Callable[[Iterable[Incident]], Mapping[str, tuple[str, str]]] | None = None
+    list_receivers: Callable[[Incident], Collection[str]] = lambda incident: ()
 
     def load(self, incidents: Iterable[Incident]) -> None:
         """Takes over the stored incidents at a start, in the order in which they opened."""
         self.shown = {incident.id: incident for incident in sorted(incidents, key=lambda i: (i.opened, i.id))}
-        self._storm = next((i.id for i in self._open() if i.detector == STORM), "")
+        self._storms = {i.life.storm: i.id for i in self._open() if i.detector == STORM}
 
-    def copy_state(self) -> tuple[dict[str, Incident], list[Silence], tuple[int, ...], int]:
+    def copy_state(self) -> tuple[dict[str, Incident], list[Silence], PageTimes, int]:
         """Returns what `restore_state` needs. Incidents are replaced, never changed."""
         return dict(self.shown), list(self.silences), self.pages, self.due
 
-    def restore_state(self, state: tuple[dict[str, Incident], list[Silence], tuple[int, ...], int]) -> None:
+    def restore_state(self, state: tuple[dict[str, Incident], list[Silence], PageTimes, int]) -> None:
         """Returns to an earlier state."""
         self.shown, self.silences, self.pages, self.due = state
 
@@ -128,7 +95,7 @@ class LifeBook:
 
     def _publish_one(self, change: Change, now: int, pages: PageCount) -> list[Change]:
         before = None if change.before is None else self.shown.get(change.incident.id, change.before)
-        life = Life() if before is None else before.life
+        life = was = Life() if before is None else before.life
         change = self._hold_open(change, life, now)
         kind, life = self._next_life(change, before, life, now)
         if has_new_labels(change.incident, before):
@@ -141,11 +108,11 @@ class LifeBook:
             life = replace(life, acknowledged_until=left.life.acknowledged_until, waits_since=waits)
         shown = self._suppress(show(change.incident, life), now)
         is_replaced = shown.id in pages.inhibited and has_new_labels(shown, before)
-        if kind in _PAGING or is_open_again(shown, before) or is_replaced:
+        if kind in _PAGING or is_open_again(shown, before) or is_replaced or self._is_in_other_storm(shown):
             shown = self._count_page(shown, now, pages)
         self.shown[shown.id] = shown
         made = replace(change, kind=kind, incident=shown, before=before)
-        return [made, *self._explain_suppression(shown, Life() if before is None else before.life, now)]
+        return [made, *self._tell_left(shown, pages, now), *self._explain_suppression(shown, was, now)]
 
     def _next_life(self, change: Change, before: Incident | None, life: Life, now: int) -> tuple[ChangeKind, Life]:
         """Returns the kind of the change as people see it, and the life after it."""
@@ -212,6 +179,9 @@ class LifeBook:
         ids: tuple[str, ...] = ()
         if self.silences:
             ids = find_matching(self.silences, collect_labels(incident, self.topology, self.site), now)
+        if self.silences and incident.detector == STORM:
+            active = {s.id: s for s in self.silences if s.state(now) == "active"}
+            ids = storms.silence_storm(ids, incident, active, self._list_pages(incident.id))
         if ids == incident.life.silenced_by:
             return incident
         return restart_wait(show(incident, replace(incident.life, silenced_by=ids, escalation=0)), now)
@@ -251,12 +221,12 @@ class LifeBook:
     def _follow_up(self, pages: PageCount, now: int, merged: AbstractSet[str] = frozenset()) -> Iterator[Change]:
         """Yields what follows from changes: inhibitions that begin and end, and the storm of the pages."""
         yield from self._update_inhibitions(pages, now)
-        storm = list(self._update_storm(pages.joined, now, merged))
-        yield from storm
-        if any(change.kind in ("opened", "resolved") for change in storm):  # a rule may have the storm as its source
+        made = list(self._update_storms(pages, now, merged))
+        yield from made
+        if any(change.kind in ("opened", "resolved") for change in made):  # a rule may have the storm as its source
             again = PageCount()
             yield from self._update_inhibitions(again, now)
-            yield from self._update_storm(again.joined, now)
+            yield from self._update_storms(again, now)
 
     def _update_inhibitions(self, pages: PageCount, now: int) -> Iterator[Change]:
         """Yields rows of the history that say which rule inhibits an incident from now on, or no longer does. A page
@@ -271,7 +241,7 @@ class LifeBook:
             if not source:
                 shown = restart_wait(shown, now)
             if was.page_waits and not source and shown.state != "acknowledged":
-                shown = self._count_page(shown, now, PageCount((), pages.joined))
+                shown = self._count_page(shown, now, replace(pages, inhibited=()))
             self.shown[before.id] = shown
             kind: ChangeKind = "inhibited" if source else "uninhibited"
             why = f"by {source} ({rule})" if source else f"{was.inhibitor} no longer does ({was.inhibit_rule})"
@@ -285,84 +255,106 @@ class LifeBook:
         inhibits it they do not get it: it waits, and counts when that ends, and the acknowledgement that it has by
         then."""
         waits = incident.id in pages.inhibited
+        if self._is_in_other_storm(incident):
+            pages.left.setdefault(incident.life.inhibited_by[0], set()).add(incident.id)
+            incident = restart_wait(replace(incident, life=replace(incident.life, inhibited_by=())), now)
         incident = show(incident, replace(incident.life, page_waits=waits))
-        if waits or not self._joins_storm(incident, now):
+        key = None if waits else self._find_storm(incident, now)
+        if key is None:
             return incident
-        pages.joined.append(incident.id)
-        return show(incident, replace(incident.life, inhibited_by=(self._storm_id(now),)))
+        pages.joined.setdefault(key, []).append(incident.id)
+        return show(incident, replace(incident.life, inhibited_by=(self._storm_id(key, now),)))
+
+    def _tell_left(self, shown: Incident, pages: PageCount, now: int) -> Iterator[Change]:
+        for storm, left in pages.left.items():
+            if shown.id in left:
+                yield Change("uninhibited", shown, now, ACTOR, f"no part of {storm} any more", (), shown)
+
+    def _find_key(self, incident: Incident) -> StormKey | None:
+        return storms.find_key(incident, self.topology, self.list_receivers(incident))
+
+    def _is_in_other_storm(self, incident: Incident) -> bool:
+        """Returns whether a storm represents an incident that is of another kind by now, or goes to others."""
+        if incident.state != "open" or not incident.life.inhibited_by:
+            return False
+        storm = self.shown.get(incident.life.inhibited_by[0])
+        has_key = storm is not None and storm.resolved is None and bool(storm.life.storm)
+        return has_key and storm is not None and storm.life.storm != self._find_key(incident)
 
     def _leave_old_storm(self, life: Life) -> Life:
         """Returns the life of an incident that returned, without a storm that has ended or no longer lists it."""
-        storm = self._open_storm()
-        is_listed = storm is not None and storm.id in life.inhibited_by and not life.merged_into
+        is_listed = any(map(self._is_open, life.inhibited_by)) and not life.merged_into
         return replace(life, inhibited_by=life.inhibited_by if is_listed else (), merged_into="")
 
-    def _joins_storm(self, incident: Incident, now: int) -> bool:
-        """Counts a page that receivers get; returns whether a storm represents it."""
+    def _find_storm(self, incident: Incident, now: int) -> StormKey | None:
+        """Counts a page that receivers get; returns which storm represents it, None if none does."""
         if incident.severity != "page" or incident.state != "open" or incident.life.inhibited_by:
-            return False
-        if incident.detector == STORM:
-            return False
-        window = int(self.rules.storm_minutes * _MINUTE)
-        self.pages = (*(t for t in self.pages[-self.rules.storm_pages :] if 0 <= now - t < window), now)
-        return len(self.pages) > self.rules.storm_pages
+            return None
+        if (key := self._find_key(incident)) is None:
+            return None
+        most = self.rules.storm_pages
+        self.pages = storms.count_page(self.pages, key, now, most, int(self.rules.storm_minutes * _MINUTE))
+        return key if len(self.pages[key]) > most else None
 
-    def _open_storm(self) -> Incident | None:
-        found = self.shown.get(self._storm)
+    def _open_storm(self, key: StormKey) -> Incident | None:
+        found = self.shown.get(self._storms.get(key, ""))
         return found if found is not None and found.resolved is None else None
 
-    def _storm_id(self, now: int) -> str:
-        storm = self._open_storm()
-        self._storm = derive_id(STORM, self.site, str(now)) if storm is None else storm.id
-        return self._storm
+    def _storm_id(self, key: StormKey, now: int) -> str:
+        storm = self._open_storm(key)
+        self._storms[key] = derive_id(STORM, self.site, *key, str(now)) if storm is None else storm.id
+        return self._storms[key]
 
-    def _update_storm(
-        self, joined: Sequence[str], now: int, merged: AbstractSet[str] = frozenset()
-    ) -> Iterator[Change]:
+    def _list_pages(self, storm: str) -> Iterator[Incident]:
+        """Yields the open incidents that a storm represents, also what its list has no room for."""
+        return (incident for incident in self._open() if storm in incident.life.inhibited_by)
+
+    def _update_storms(self, pages: PageCount, now: int, merged: AbstractSet[str] = frozenset()) -> Iterator[Change]:
+        for key in list(self._storms):
+            yield from self._update_storm(key, pages, now, merged)
+
+    def _update_storm(self, key: StormKey, pages: PageCount, now: int, merged: AbstractSet[str]) -> Iterator[Change]:
         """Yields the changes of the storm that some pages joined, that others left as they were merged into another
         incident, or that ended with the last of them."""
-        before = self._open_storm()
-        known = () if before is None else merged - {*joined}
-        left = {i for i in known if before is not None and before.id in self.shown[i].life.inhibited_by}
+        before, joined = self._open_storm(key), pages.joined.get(key, [])
+        left = set[str]()
+        if before is not None:
+            left = {i for i in merged - {*joined} if before.id in self.shown[i].life.inhibited_by}
+            left |= pages.left.get(before.id, set())
         joined = [i for i in joined if i not in merged]
         if joined or (before is not None and left and not left.issuperset(before.life.represents)):
-            yield self._change_storm(before, joined, left, now)
-        storm = self._open_storm()
-        if storm is not None and not joined and self._has_ended(storm):
+            yield from self._change_storm(key, joined, left, now)
+        if (storm := self._open_storm(key)) is None:
+            return
+        if not joined and self._has_ended(storm):
             ended = show(replace(storm, resolved=now, updated=now), replace(storm.life, waits_since=None))
             self.shown[ended.id] = ended
             yield Change("resolved", ended, now, ACTOR, "all its incidents are resolved", (), storm)
+        elif (shown := self._suppress(storm, now)) is not storm:
+            self.shown[shown.id] = shown
+            yield from self._explain_suppression(shown, storm.life, now)
 
     def _has_ended(self, storm: Incident) -> bool:
-        """Returns whether all that a storm represents is resolved, also what its list has no room for."""
-        if any(map(self._is_open, storm.life.represents)):
+        """Returns whether nothing that a storm represents is open."""
+        if any(self._is_open(i) and storm.id in self.shown[i].life.inhibited_by for i in storm.life.represents):
             return False
-        return not any(storm.id in incident.life.inhibited_by for incident in self._open())
+        return next(self._list_pages(storm.id), None) is None
 
     def _is_open(self, id_: str) -> bool:
         return id_ in self.shown and self.shown[id_].resolved is None
 
-    def _change_storm(self, before: Incident | None, joined: Sequence[str], left: Collection[str], now: int) -> Change:
-        known = () if before is None else before.life.represents
+    def _change_storm(self, key: StormKey, joined: Sequence[str], left: Collection[str], now: int) -> Iterator[Change]:
+        before, where = self._open_storm(key), f"site:{self.site}"
+        known, told = ((), 0) if before is None else (before.life.represents, before.life.told)
         listed = tuple(i for i in dict.fromkeys((*known, *joined)) if i not in left)
-        told = 0 if before is None else before.life.told
-        count = len(listed) if before is None else int(before.summary.split()[2]) + len(joined) - len(left)
-        pages = [self.shown[i] for i in listed if i in self.shown]
-        where = f"site:{self.site}"
-        incident = Incident(
-            id=self._storm_id(now),
-            cause=where,
-            opened=now if before is None else before.opened,
-            onset=min(i.onset for i in pages),
-            severity="page",
-            summary=f"Alert storm: {count} more page{'s' * (count > 1)}{name_most(pages)}",
-            detector=STORM,
-            entity=where,
-            members=tuple(dict.fromkeys(i.cause for i in pages)),
-            simulated=all(i.simulated for i in pages),
+        new = Incident(
+            *(self._storm_id(key, now), where, now, now, "page", "", STORM, where, ()),
             updated=now,
+            life=Life(storm=key),
         )
-        life = replace(Life(waits_since=now) if before is None else before.life, represents=listed[:MAX_REPRESENTED])
+        shown = [self.shown[i] for i in listed if i in self.shown]
+        incident = storms.change_storm(before, new, shown, listed, len(joined) - len(left))
+        life = incident.life
         kind: ChangeKind = "opened" if before is None else "updated"
         if has_new_labels(incident, before):
             life = replace(life, escalation=0)
@@ -370,9 +362,10 @@ class LifeBook:
             waits, steps = (now, 0) if life.acknowledged_by else (life.waits_since, life.escalation)
             life = replace(unacknowledge(life), told=len(listed), waits_since=waits, escalation=steps)
             kind = "opened" if before is None else "worsened"
-        shown = self._suppress(show(incident, life), now)
-        self.shown[shown.id] = shown
-        return Change(kind, shown, now, ACTOR, "", (), before)
+        made = self._suppress(show(incident, life), now)
+        self.shown[made.id] = made
+        yield Change(kind, made, now, ACTOR, "", (), before)
+        yield from self._explain_suppression(made, Life() if before is None else before.life, now)
 
     # --- the clock ----------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ FARTHEST = 3653 * 86_400 * SECOND
 date."""
 MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""
+STORM_OF, STORM_RECEIVERS = "storm_of", "receivers"
+"""Labels of a storm: the `alertname` of its pages, and the receivers to which routes lead them."""
 SCOPE = "scope"
 """Label with every entity of which all members of the incident are a part, as kind:name; it has many values."""
 SLURM = "slurm:"
@@ -70,6 +72,8 @@ def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[st
     }
     if incident.simulated:
         labels["simulated"] = ("true",)
+    if incident.life.storm:
+        labels[STORM_OF] = incident.life.storm[:1]
     shared: dict[str, None] | None = None
     members = incident.members or (incident.cause,)
     devices = [member for member in members if kind_of(member) not in WORK]

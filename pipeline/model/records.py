@@ -205,7 +205,8 @@ class Life:
     returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
     represents: of a storm, the incidents that it represents.   inhibitor, inhibit_rule: the incident and the rule of
     [[notify.inhibit_rules]] for which receivers get no message.   page_waits: receivers get it when that ends, and
-    the acknowledgement that it has by then.
+    the acknowledgement that it has by then.   storm: of a storm, the `alertname` of its pages, and with routes the
+    receivers that get them.
     """
 
     acknowledged_by: str = ""
@@ -224,6 +225,7 @@ class Life:
     inhibitor: str = ""
     inhibit_rule: str = ""
     page_waits: bool = False
+    storm: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the API, a part of those of the incident."""

@@ -17,13 +17,13 @@ from typing import Any, Literal
 from pipeline.incidents.cases import REPEATED, Change, ChangeKind
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.ledger import Payload
-from pipeline.incidents.life import STORM
-from pipeline.incidents.silences import SEVERITY, alert_name
+from pipeline.incidents.silences import SEVERITY, STORM_OF, STORM_RECEIVERS, alert_name
+from pipeline.incidents.storms import STORM
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident, iso
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import Endpoint
-from pipeline.notify.routes import Rules, show_labels
+from pipeline.notify.routes import SEPARATOR, Rules, show_labels
 
 STILL_FIRING = "0001-01-01T00:00:00Z"
 """`endsAt` of every firing alert: Go's zero time, as Alertmanager sends it."""
@@ -56,6 +56,9 @@ def make_labels(incident: Incident, site: str, place: Mapping[str, str] = {}) ->
         "incident": incident.id,
         "site": site,
     }
+    if incident.life.storm:
+        of, *receivers = incident.life.storm
+        found |= {STORM_OF: of} | ({STORM_RECEIVERS: SEPARATOR.join(receivers)} if receivers else {})
     return {**found, "simulated": "true"} if incident.simulated else found
 
 
@@ -269,6 +272,15 @@ class PayloadPlanner:
         """Returns the labels of an incident's alert. is_new: none was stored before."""
         return self._label([incident], is_new)[incident.id]
 
+    def list_routed(self, incident: Incident) -> set[str]:
+        """Returns the receivers to which routes lead an incident; without routes none. It reads no store: it is asked
+        for each page of a storm."""
+        if self._rules.top is None:
+            return set()
+        known = self._places.get(incident.id)
+        place = known[1] if known is not None and known[0] == incident.entity else self._locate(incident.entity)
+        return {node.receiver for node in self._rules.match(make_labels(incident, self._source.site, place))}
+
     def label_all(self, incidents: Iterable[Incident]) -> dict[str, dict[str, str]]:
         """Returns the labels of the alert of each incident, by its id; at most one query for all."""
         return self._label(list(incidents))
@@ -345,7 +357,7 @@ class PayloadPlanner:
         """Returns the endpoints that are sent this incident now; none while it is silenced."""
         if incident.is_held_back:
             return set()
-        chosen = None if self._rules.top is None else {node.receiver for node in self._rules.top.match(labels)}
+        chosen = None if self._rules.top is None else {node.receiver for node in self._rules.match(labels)}
         return {
             name
             for name, endpoint in self._endpoints.items()

@@ -241,8 +241,7 @@ class HeldMessages:
 
     def _find_routes(self, labels: Labels) -> list[RouteNode]:
         """Returns the routes that lead an alert to this receiver."""
-        top = self._rules.top
-        return [] if top is None else [node for node in top.match(labels) if node.receiver == self._routed_to]
+        return [node for node in self._rules.match(labels) if node.receiver == self._routed_to]
 
     def _is_sent_alone(self, rows: Sequence[HeldMessage], routes: Sequence[RouteNode]) -> bool:
         """Returns whether no route decides: there are none, or an escalation chose this receiver beside them."""

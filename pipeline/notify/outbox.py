@@ -114,6 +114,7 @@ class Notifier:
         self._rules = rules
         self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all)
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
+        self.list_receivers_of = self._planner.list_routed
         self._started = clock()
         self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, parse_duration
 from pipeline.config.settings import build_section
+from pipeline.incidents.silences import STORM_RECEIVERS
 from pipeline.model.errors import ConfigError
 from pipeline.model.matcher_text import quote_value, unquote_value
 
@@ -18,6 +19,8 @@ _MATCHER = re.compile(
     r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*"|[^\s,{}"]*)\s*(?:,|$)', re.ASCII
 )
 Labels = Mapping[str, str]
+SEPARATOR = ", "
+"""Between the names of several receivers, which have no comma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,17 @@ class Rules:
     def routes(self) -> dict[str, RouteNode]:
         """Key -> route."""
         return {} if self.top is None else {node.key: node for _, node in self.top.walk()}
+
+    def match(self, labels: Labels) -> list[RouteNode]:
+        """Returns the routes of an alert. A storm goes where its pages would: to each of their receivers, by the first
+        route that leads there."""
+        if self.top is None:
+            return []
+        names, found = labels.get(STORM_RECEIVERS, "").split(SEPARATOR), dict[str, RouteNode]()
+        for node in self.routes.values() if STORM_RECEIVERS in labels else ():
+            if node.receiver in names:
+                found.setdefault(node.receiver, node)
+        return [*found.values()] or self.top.match(labels)
 
     @property
     def hold(self) -> bool:

@@ -72,6 +72,10 @@ class Setting:
         """Returns the routes that an alert takes, with what they inherit."""
         if self.route is None:
             return [Route(name, group_by=("...",), group_wait="0s", group_interval="1s") for name in self.receivers]
+        named = labels.get("receivers", "").split(", ")  # a storm goes to those that would get its pages
+        led = {route.receiver: route for route in reversed(list(_list_all(self.route))) if route.receiver in named}
+        if led:
+            return list(led.values())
         return list(_walk(self.route, labels))
 
     def list_receivers(self, labels: Labels) -> list[str]:

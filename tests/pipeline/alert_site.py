@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +18,10 @@ from pipeline.config.sections import Incidents
 from pipeline.incidents import ledger
 from pipeline.incidents.cases import QUIET_END, Change
 from pipeline.incidents.desk import ACTOR
-from pipeline.incidents.life import KEPT, STORM, LifeBook
+from pipeline.incidents.life import KEPT, LifeBook
 from pipeline.incidents.matchers import parse_matchers
 from pipeline.incidents.silences import Silence, expire, load_silences, save_silence
+from pipeline.incidents.storms import STORM, decode_pages, encode_pages
 from pipeline.model.records import SECOND, Incident
 from pipeline.model.topology import Topology
 from pipeline.notify.alertmanager import locate_entity
@@ -86,11 +86,12 @@ class WorldSite:
         notify, locate = self.setting.build(self.urls, self.key), functools.partial(locate_entity, self.topology)
         self.notifier = Notifier(self.store, notify, "here", lambda: self.now, timeout_s=5.0, locate=locate)
         self.life = LifeBook(self.rules, self.topology, "here", find_inhibited=self.notifier.find_inhibited)
+        self.life.list_receivers = self.notifier.list_receivers_of
         connection = self.database.connection
         self.life.silences = load_silences(connection, self.now)
         self.life.load(ledger.load_lives(connection, self.now - KEPT))
         if (pages := ledger.load_snapshot(connection, "life")) is not None:
-            self.life.pages = tuple(json.loads(pages[1])["pages"])
+            self.life.pages = decode_pages(pages[1])
         self.notifier._clean_outbox()  # as `run` does first
         self.cleaned, self._idle = self.now, set[str]()  # receivers that had a round since the start
 
@@ -125,7 +126,7 @@ class WorldSite:
         try:
             with self.database.transaction() as connection:
                 ledger.write_changes(connection, [], made, self.notifier.make_payloads(made, self.now), self.now)
-                ledger.save_snapshot(connection, "life", self.now, json.dumps({"pages": self.life.pages}))
+                ledger.save_snapshot(connection, "life", self.now, encode_pages(self.life.pages))
         except BaseException:
             self.life.restore_state(before)
             raise

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.incidents.life import STORM
+from pipeline.incidents.storms import STORM
 from pipeline.store.database import Database
 from tests.pipeline.alert_oracle import Oracle, Violation
 from tests.pipeline.alert_receivers import Inbox

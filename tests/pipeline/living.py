@@ -13,7 +13,7 @@ from pipeline.config.sections import Incidents
 from pipeline.engine.engine import Engine
 from pipeline.engine.people import People
 from pipeline.incidents import ledger
-from pipeline.incidents.life import STORM
+from pipeline.incidents.storms import STORM
 from pipeline.model.records import SECOND, Finding, Incident
 from pipeline.model.topology import Topology
 from pipeline.notify.alertmanager import locate_entity
@@ -68,6 +68,7 @@ class LivingSite:
             rules=self.rules,
         )
         self.engine.life.find_inhibited = self.notifier.find_inhibited
+        self.engine.life.list_receivers = self.notifier.list_receivers_of
         self.people = People(self.engine)
 
     def restart(self):

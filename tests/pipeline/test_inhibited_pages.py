@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.config.receivers import InhibitRule, PagerDuty, Route, Webhook
 from pipeline.config.sections import EscalationStep, Incidents
-from pipeline.incidents.life import STORM
 from pipeline.incidents.matchers import parse_matchers
+from pipeline.incidents.storms import STORM
 from pipeline.model.records import SECOND, Caller
 from tests.pipeline.living import HOUR, LivingSite
 from tests.pipeline.notifier_harness import Receiver
@@ -343,7 +343,7 @@ def test_a_part_of_what_a_person_took_is_no_page_before_that_expires(heard):
     assert heard.posted(made.id) == [PAGED]
     assert heard.events(made.id) == ["trigger"]
     assert heard.events(one)[-2:] == ["resolve", "trigger"], "it was acknowledged there"
-    assert [time > split for time in heard.engine.life.pages] == [True, True], "both parts count"
+    assert [time > split for time in heard.engine.life.pages["Xid",]] == [True, True], "both parts count"
 
 
 @pytest.mark.slow
@@ -367,4 +367,4 @@ def test_a_split_undoes_a_merge_with_a_page_that_counts_for_a_storm(heard):
     (storm,) = heard.storms()
     assert list(storm.life.represents) == [made.id]
     assert heard.posted(made.id) == []
-    assert heard.now - heard.engine.life.pages[-1] < SECOND
+    assert heard.now - heard.engine.life.pages["Xid",][-1] < SECOND

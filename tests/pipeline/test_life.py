@@ -19,9 +19,9 @@ from pipeline.config.sections import EscalationStep, Incidents
 from pipeline.incidents import ledger
 from pipeline.incidents.audit import check_chain, list_audit
 from pipeline.incidents.cases import NoSuchIncident
-from pipeline.incidents.life import STORM
 from pipeline.incidents.matchers import parse_matchers
 from pipeline.incidents.silences import make_scope_matchers
+from pipeline.incidents.storms import STORM
 from pipeline.model.errors import FleetpulseError, Outdated, Refused, UsageError
 from pipeline.model.records import Caller
 from tests.examples import examples

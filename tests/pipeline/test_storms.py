@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from pipeline.config.receivers import InhibitRule
+from pipeline.config.receivers import InhibitRule, Route
 from pipeline.config.sections import Incidents
 from pipeline.incidents.cases import Change
 from pipeline.incidents.desk import ACTOR
-from pipeline.incidents.life import STORM, LifeBook
+from pipeline.incidents.life import LifeBook
 from pipeline.incidents.matchers import parse_matchers
 from pipeline.incidents.silences import make_scope_matchers
-from pipeline.model.records import SECOND, Caller, Incident
+from pipeline.incidents.storms import STORM, decode_pages, encode_pages, is_unit_of_many
+from pipeline.model.records import SECOND, Caller, Incident, Life
 from pipeline.model.topology import Topology
 from tests.pipeline.living import HOUR, MINUTE, NOON, LivingSite
 
@@ -161,7 +163,7 @@ def test_a_page_that_returns_while_its_storm_is_open_stays_a_part_of_it(site):
 
 @pytest.mark.slow
 def test_a_storm_that_lists_only_a_part_ends_with_the_last_of_all(site, monkeypatch):
-    monkeypatch.setattr("pipeline.incidents.life.MAX_REPRESENTED", 1)
+    monkeypatch.setattr("pipeline.incidents.storms.MAX_REPRESENTED", 1)
     pages = report_hosts(site, "a", "b", "c", "d")
     storm = storm_of(site)
     assert list(storm.life.represents) == pages[2:3]
@@ -259,11 +261,11 @@ def test_a_page_that_opens_in_one_step_with_what_inhibits_it_does_not_count(cool
     opened = [replace(make_page(f"inc-{d}"), detector=d, entity=e, cause=e) for d, e in names]
     changes = [Change("opened", page, NOON, ACTOR) for page in opened]
     book.publish(changes[::-1] if first else changes, NOON)
-    assert len(book.pages) == 1
+    assert book.pages == {}
     assert book.shown["inc-hot"].life.inhibitor == "inc-coolant"
     ended = Change("resolved", replace(opened[0], resolved=NOON), NOON, ANN, "", (), opened[0])
     book.publish([ended], NOON)
-    assert len(book.pages) == 2
+    assert book.pages == {("Hot",): (NOON,)}
 
 
 def test_a_page_that_joins_a_storm_and_is_merged_in_one_step_is_not_in_its_list():
@@ -278,3 +280,157 @@ def test_a_page_that_joins_a_storm_and_is_merged_in_one_step_is_not_in_its_list(
     assert [c.kind for c in made if c.incident.detector == STORM] == []
     made = book.publish([Change("opened", make_page("inc-4"), NOON, ACTOR), *ends[:1]], NOON)
     assert next(c for c in made if c.incident.detector == STORM).incident.life.represents == ("inc-4",)
+
+
+# --- what a storm must not swallow ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_page_about_a_unit_of_many_is_sent_in_a_storm_of_its_own_alert(site):
+    report_hosts(site, *"abcde")
+    storm = storm_of(site)
+    units = [site.report(e) for e in ("site:local", "rack:r0", "cdu:c1", "pdu:p1", "leaf:l1", "loop:l1", "row:w1")]
+    sent = [incident for incident, kind in site.alerts() if kind == "firing"]
+    assert set(units) <= set(sent)
+    assert {site.stored(i).life.inhibited_by for i in units} == {()}
+    assert len(storm_of(site).life.represents) == len(storm.life.represents)
+
+
+def test_what_several_nodes_depend_on_is_a_unit_of_many_whatever_it_is_called():
+    topology = Topology({"node:n0": ("shed:s",), "node:n1": ("shed:s",), "gpu:n0.0": ("node:n0",), "gpu:n1.0": ()})
+    found = {e: is_unit_of_many(e, topology) for e in ("shed:s", "node:n0", "gpu:n0.0", "hall:1", "job:1", "port:a/b")}
+    assert found == {**dict.fromkeys(found, False), "shed:s": True, "hall:1": True}
+
+
+@pytest.mark.slow
+def test_pages_of_another_alert_are_sent_until_they_are_a_storm_themselves(site):
+    report_hosts(site, *"abcd")
+    leaks = [site.report(f"host:{name}", detector="leak") for name in "wxyz"]
+    storms = [i for i in site.shown().values() if i.detector == STORM]
+    assert [i.life.storm for i in storms] == [("Hot",), ("Leak",)]
+    assert list(storms[1].life.represents) == leaks[2:]
+    assert storms[1].summary == "Alert storm: 2 more pages, all Leak"
+    sent = [incident for incident, kind in site.alerts() if kind == "firing"]
+    assert set(leaks[:2]) <= set(sent)
+    labels = [body["alerts"][0]["labels"] for body in site.bodies()]
+    assert {one["storm_of"] for one in labels if one["alertname"] == "AlertStorm"} == {"Hot", "Leak"}
+    site.restart()
+    more = site.report("host:v", detector="leak")
+    assert list(storm_of_kind(site, "Leak").life.represents) == [*leaks[2:], more]
+    site.active = {key: one for key, one in site.active.items() if key[0] == "hot"}
+    site.wait(12)
+    assert [site.state(i.id) for i in storms] == ["open", "resolved"]
+
+
+def storm_of_kind(site: LivingSite, name: str) -> Incident:
+    return next(i for i in site.shown().values() if i.life.storm[:1] == (name,))
+
+
+@pytest.mark.slow
+def test_a_page_that_becomes_one_about_a_unit_of_many_leaves_its_storm_and_is_sent(site):
+    pages = [site.report(f"gpu:n{n}.0") for n in range(4)]
+    storm = storm_of(site)
+    assert list(storm.life.represents) == pages[2:]
+    known = site.engine.desk.incidents[pages[2]]
+    moved = replace(known, cause="rack:r0")
+    site.engine.apply(lambda desk: [Change("cause_changed", moved, site.now, ACTOR, "", (), known)], (), [])
+    assert list(storm_of(site).life.represents) == pages[3:]
+    assert storm_of(site).summary == "Alert storm: 1 more page, all Hot"
+    assert site.alerts()[-2:].count((pages[2], "firing")) == 1
+    assert site.kinds(pages[2]) == ["opened", "inhibited", "cause_changed", "uninhibited"]
+    known = site.engine.desk.incidents[pages[3]]
+    moved = replace(known, cause="rack:r0")
+    site.engine.apply(lambda desk: [Change("cause_changed", moved, site.now, ACTOR, "", (), known)], (), [])
+    assert site.state(storm.id) == "resolved"
+    assert (pages[3], "firing") in site.alerts()
+
+
+ROUTES = Route(
+    "gpu-team",
+    group_by=("...",),
+    group_wait="0s",
+    group_interval="1s",
+    routes=({"receiver": "facility", "matchers": ['rack="r1"']},),
+)
+
+
+@pytest.mark.slow
+def test_a_storm_is_counted_and_sent_for_each_set_of_receivers(tmp_path):
+    receivers = ("gpu-team", "facility")
+    site = LivingSite(tmp_path / "routed.duckdb", Incidents(storm_pages=2), receivers=receivers, route=ROUTES)
+    own = [site.report(f"gpu:n{n}.0") for n in range(4)]
+    others = [site.report(f"gpu:n{n}.0") for n in range(4, 8)]
+    storms = {i.life.storm: i for i in site.shown().values() if i.detector == STORM}
+    assert {key: list(one.life.represents) for key, one in storms.items()} == {
+        ("Hot", "gpu-team"): own[2:],
+        ("Hot", "facility"): others[2:],
+    }
+    for receiver, pages, key in (("gpu-team", own, "gpu-team"), ("facility", others, "facility")):
+        site.notifier._held[receiver].release(site.now)
+        fired = {one["labels"]["incident"] for body in list_grouped(site, receiver) for one in body["alerts"]}
+        assert fired == {*pages[:2], storms["Hot", key].id}
+    site.database.close()
+
+
+def list_grouped(site: LivingSite, receiver: str) -> list[dict]:
+    query = "SELECT payload FROM outbox WHERE receiver = ? AND state = 'pending'"
+    return [json.loads(text) for (text,) in site.database.connection.execute(query, [receiver]).fetchall()]
+
+
+def silence(site: LivingSite, *matchers: str):
+    return site.people.add_silence("silence", parse_matchers(matchers), None, site.now + HOUR, "x", ANN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "matcher", ["entity=site:local", "cause=site:local", "scope=site:local", "entity!=host:c,site=local"]
+)
+def test_a_silence_that_neither_names_a_storm_nor_silences_all_its_pages_lets_it_page(site, matcher):
+    report_hosts(site, *"abcd")
+    storm = storm_of(site)
+    silence(site, *matcher.split(","))
+    assert storm_of(site).state == "open"
+    assert (storm.id, "resolved") not in site.alerts()
+    assert storm.id not in [i.id for i in site.people.preview_silence(parse_matchers(matcher.split(",")))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "named", ["alertname=AlertStorm", "detector=alert_storm", "storm_of=Hot", "storm_of=~Hot|Leak"]
+)
+def test_a_silence_that_names_a_storm_silences_it(site, named):
+    report_hosts(site, *"abcd")
+    storm, made = storm_of(site), silence(site, named)
+    assert storm_of(site).life.silenced_by == (made.id,)
+    assert site.alerts()[-1] == (storm.id, "resolved")
+    assert site.kinds(storm.id)[-1] == "silenced"
+
+
+@pytest.mark.slow
+def test_a_storm_is_silenced_while_one_silence_silences_all_its_pages(site):
+    made = silence(site, "entity=~host:c|host:d")
+    pages = report_hosts(site, *"abcd")
+    site.people.expire_silence(made.id, ANN)
+    storm = storm_of(site)
+    made = silence(site, "alertname=Hot")
+    assert storm_of(site).life.silenced_by == (made.id,)
+    assert site.alerts()[-1] == (storm.id, "resolved")
+    site.people.expire_silence(made.id, ANN)
+    assert (storm_of(site).state, site.alerts()[-1]) == ("open", (storm.id, "firing"))
+    silence(site, "entity=host:c")
+    assert (storm_of(site).state, site.state(pages[2])) == ("open", "silenced")
+
+
+def test_a_storm_of_an_older_version_goes_on_with_what_it_has_and_takes_no_more():
+    book = LifeBook(Incidents(storm_pages=1), Topology({}))
+    old = replace(make_page("inc-old"), detector=STORM, cause="site:local", entity="site:local")
+    old = replace(old, summary="Alert storm: 1 more page", life=Life(represents=("inc-0",)))
+    page = make_page("inc-0")
+    book.load([old, replace(page, life=Life(inhibited_by=("inc-old",)))])
+    book.publish([Change("opened", make_page(f"inc-{i}"), NOON, ACTOR) for i in (1, 2)], NOON)
+    assert book.shown["inc-old"].life.represents == ("inc-0",)
+    assert book.shown["inc-2"].life.inhibited_by != ("inc-old",)
+    assert decode_pages('{"pages": [1, 2]}') == {}
+    assert decode_pages(encode_pages(book.pages)) == book.pages == {("Hot",): (NOON, NOON)}
+    book.publish([Change("resolved", replace(page, resolved=NOON), NOON, ANN, "", (), page)], NOON)
+    assert book.shown["inc-old"].resolved == NOON

@@ -1,0 +1,101 @@
+"""Storms: pages of one kind that become one page with the list of them, instead of one each.
+
+A storm is of pages with the same `alertname` that the same receivers get, each about one device, node, link or job. So
+none of them hides a page of another kind, one that others get, or one about a unit that many depend on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.incidents.matchers import Matcher
+from pipeline.incidents.reach import SPREADS
+from pipeline.incidents.silences import STORM_OF, Silence, alert_name
+from pipeline.model.records import Incident, Life
+from pipeline.model.topology import Topology, kind_of
+
+STORM = "alert_storm"
+MAX_REPRESENTED = 2000
+"""Most incidents that a storm lists. Chosen: it bounds the row; the count goes on in its title."""
+UNITS_OF_MANY = SPREADS | {
+    *("building", "facility", "hall", "zone", "region", "block", "core"),
+    *("shelf", "circuit", "pump", "reservoir", "filter", "filesystem", "version", "change"),
+}
+"""Kinds of what many nodes are in, are supplied by, or share."""
+StormKey = tuple[str, ...]
+"""What the pages of a storm have in common: their `alertname`, and with routes the receivers that get them."""
+PageTimes = Mapping[StormKey, tuple[int, ...]]
+"""Times of the newest pages (UTC us), by what they have in common."""
+_NAMES_A_STORM = frozenset({"alertname", "detector", "incident", STORM_OF})
+
+
+def is_unit_of_many(entity: str, topology: Topology) -> bool:
+    """Returns whether more than one node depends on an entity."""
+    if kind_of(entity) in UNITS_OF_MANY:
+        return True
+    return sum(kind_of(below) == "node" for below in topology.descendants(entity)) > 1
+
+
+def find_key(incident: Incident, topology: Topology, receivers: Collection[str]) -> StormKey | None:
+    """Returns of which storm the page of an incident may be a part; None: it is always sent by itself."""
+    if incident.detector == STORM or is_unit_of_many(incident.cause, topology):
+        return None
+    return (alert_name(incident.detector), *sorted(receivers))
+
+
+def count_page(pages: PageTimes, key: StormKey, now: int, most: int, window: int) -> PageTimes:
+    """Returns the times with one more page; those that no longer count are left out."""
+    kept = {k: times for k, times in pages.items() if 0 <= now - times[-1] < window}
+    recent = (t for t in pages.get(key, ())[-most:] if 0 <= now - t < window)
+    return {**kept, key: (*recent, now)}
+
+
+def encode_pages(pages: PageTimes) -> str:
+    """Returns the times as they are stored."""
+    return json.dumps({"pages_of": [[key, times] for key, times in pages.items()]})
+
+
+def decode_pages(text: str) -> PageTimes:
+    """Returns stored times; an older version counted pages of all kinds together, which count for none."""
+    return {tuple(key): tuple(times) for key, times in json.loads(text).get("pages_of", ())}
+
+
+def change_storm(
+    before: Incident | None, new: Incident, pages: Sequence[Incident], listed: Sequence[str], added: int
+) -> Incident:
+    """Returns a storm with what it lists. new: the id, site and times of a new one.   added: pages more than before."""
+    count = added if before is None else int(before.summary.split()[2]) + added
+    life = replace(Life(waits_since=new.updated) if before is None else before.life, storm=new.life.storm)
+    return replace(
+        new,
+        opened=new.opened if before is None else before.opened,
+        onset=min(page.onset for page in pages),
+        summary=f"Alert storm: {count} more page{'s' * (count > 1)}{name_most(pages)}",
+        members=tuple(dict.fromkeys(page.cause for page in pages)),
+        simulated=all(page.simulated for page in pages),
+        life=replace(life, represents=tuple(listed[:MAX_REPRESENTED])),
+    )
+
+
+def name_most(pages: Sequence[Incident]) -> str:
+    """Returns the alert that half or more of the pages of a storm have, for its title; empty if none does."""
+    name, number = Counter(alert_name(page.detector) for page in pages).most_common(1)[0]
+    return f", {'all' if number == len(pages) else 'mostly'} {name}" if 2 * number >= len(pages) else ""
+
+
+def may_silence(matchers: Iterable[Matcher], incident: Incident) -> bool:
+    """Returns whether matchers that match the labels of an incident silence it. A storm must be named: else one about
+    its site, such as of a job there, would silence pages that it does not match."""
+    return incident.detector != STORM or any(m.is_equal and m.name in _NAMES_A_STORM for m in matchers)
+
+
+def silence_storm(
+    matching: Iterable[str], storm: Incident, active: Mapping[str, Silence], pages: Iterable[Incident]
+) -> tuple[str, ...]:
+    """Returns the silences of a storm: those that name it, and those that silence each page that it represents."""
+    named = {i for i in matching if may_silence(active[i].matchers, storm)}
+    shared = [set(page.life.silenced_by) for page in pages]
+    return tuple(sorted(named | (set.intersection(*shared) & active.keys() if shared else set())))
