@@ -9,8 +9,8 @@ from typing import Any
 import duckdb
 
 from pipeline.incidents.ledger import load_open_incidents
-from pipeline.incidents.life import STORM
 from pipeline.incidents.silences import Silence, load_silences
+from pipeline.incidents.storms import STORM
 from pipeline.model.plain_text import make_printable
 from pipeline.model.records import SECOND, Incident, iso
 
