@@ -211,13 +211,12 @@ class PipelineService:
     def start_engine(self) -> None:
         """Creates the engine, which evaluates what a restart left unevaluated."""
         step = int(self.config.pipeline.frame * SECOND)
-        enqueue = self.notifier.make_payloads
         self.engine = Engine(
             self.database,
             self.devices,
             self.topology,
             self.judge,
-            enqueue,
+            self.notifier.make_payloads,
             self.clock,
             step,
             self.config.modes,
