@@ -19,6 +19,7 @@ MOST_SUGGESTED = 200
 """Most names for which a similar one is searched, which takes 1 ms for each 1,000 candidates. Chosen."""
 MOST_COMPARED = 20_000
 """Most candidates of a search. Chosen: more than the nodes of the largest site."""
+_WHOLE = "export it again if it was cut; else end it with a line break"
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
@@ -48,6 +49,7 @@ def check_sources(named: Mapping[str, SourceTopology], merged: MergedTopology) -
             problems.append(Problem("warning", "duplicate", source, entity, text))
         ends = dict.fromkeys(found.open_ends)
         problems += (Problem("warning", "one end", source, port, "its cable has no known far end") for port in ends)
+        problems += (Problem("warning", "cut", source, "", text, _WHOLE) for text in found.doubts)
         problems += (Problem("note", "left out", source, "", text) for text in found.remarks)
         if found.more_remarks:
             problems.append(Problem("note", "left out", source, "", f"{found.more_remarks} more"))

@@ -22,7 +22,7 @@ _PORT = re.compile(
     r'\[(\d{1,3})\](?:\[[^\]]*\])?(?:\([0-9a-f]{1,16}\))?\s+"([SHR])-([0-9a-f]{16})"\[(\d{1,3})\](?:\[[^\]]*\])?'
     r'(?:\(([0-9a-f]{1,16})\))?\s+# "(.*)" lid (\d{1,5})'
 )
-_HOST = re.compile(r"(?:Ca|Rt)\s+\d{1,3} ")
+_HOST = re.compile(r'(?:Ca|Rt)\s+\d{1,3} (?:"[HR]-([0-9a-f]{16})")?')
 _FACT = re.compile(r"(vendid|devid|sysimgguid|switchguid|caguid|rtguid)=")
 _ADAPTER = re.compile(r"([A-Za-z0-9._-]{1,900})[ /:]+((?:mlx|HCA|ib|bnxt|hfi|irdma|efa)[A-Za-z0-9_-]{0,40})", re.ASCII)
 MAX_LINE = 1024
@@ -31,10 +31,14 @@ MAX_LINE = 1024
 
 @dataclass
 class _Fabric:
-    """descriptions: of switches, by GUID.  ends: (GUID, port) of a switch -> (kind, GUID, port, description)."""
+    """descriptions: of switches, by GUID.  ends: (GUID, port) of a switch -> (kind, GUID, port, description).
+
+    hosts: GUIDs of adapters and routers that have lines of their own.
+    """
 
     descriptions: dict[str, str] = field(default_factory=dict)
     ends: dict[tuple[str, int], tuple[str, str, int, str]] = field(default_factory=dict)
+    hosts: set[str] = field(default_factory=set)
 
 
 def read_ibnetdiscover(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
@@ -42,8 +46,9 @@ def read_ibnetdiscover(files: Sequence[SourceFile], naming: Naming) -> SourceTop
     found = SourceTopology()
     for file in files:
         fabric = _parse_fabric(file)
-        if not fabric.descriptions:
-            raise file.fault("", "no line of a switch", "the output of ibnetdiscover")
+        if not fabric.ends:
+            raise file.fault("", "no port of a switch", "the whole output of ibnetdiscover")
+        _refuse_part(file, fabric)
         _add_fabric(found, file, fabric, naming)
     return found
 
@@ -60,11 +65,25 @@ def _parse_fabric(file: SourceFile) -> _Fabric:
             if end is None:
                 raise file.fault(f"line {number}", f"{line[:80]!r}", "a port as ibnetdiscover prints it")
             fabric.ends[switch, int(end[1])] = (end[2], end[3], int(end[4]), end[6])
-        elif _HOST.match(line):
+        elif (host := _HOST.match(line)) is not None:
             switch = ""  # its ports are those of switches again
+            fabric.hosts.add(host[1] or "")
         elif line.strip() and not line.startswith(("#", "[")) and not _FACT.match(line) and not _is_other(line):
             raise file.fault(f"line {number}", f"{line[:80]!r}", "the output of ibnetdiscover")
     return fabric
+
+
+def _refuse_part(file: SourceFile, fabric: _Fabric) -> None:
+    """Raises UsageError for an output that was cut: ibnetdiscover writes lines of each device that a port names."""
+    known = fabric.descriptions.keys() | fabric.hosts
+    missing = {
+        guid: f"{kind}-{guid} ({text[:60]})" for kind, guid, _, text in fabric.ends.values() if guid not in known
+    }
+    if missing:
+        shown = (
+            f"{len(missing)} devices that ports name have no lines of their own, first {next(iter(missing.values()))}"
+        )
+        raise file.fault("", shown, "the whole output of ibnetdiscover; was the file cut?")
 
 
 def _is_other(line: str) -> bool:
@@ -81,9 +100,7 @@ def _add_fabric(found: SourceTopology, file: SourceFile, fabric: _Fabric, naming
     done: set[tuple[str, int]] = set()
     for (guid, port), (kind, far, far_port, description) in fabric.ends.items():
         near, place = f"port:{names[guid]}.{port}", f"{names[guid][:60]}[{port}]"
-        if kind == "S" and far not in names:
-            found.open_ends.append(near)
-        elif kind == "S" and (guid, port) not in done:
+        if kind == "S" and (guid, port) not in done:
             done.add((far, far_port))
             other = f"port:{names[far]}.{far_port}"
             add_link(found, file, place, Link(near, other), {near: entity[guid], other: entity[far]})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.topology.documents import list_rows, parse_json, require_text
+from pipeline.topology.documents import get_text, list_rows, parse_json, require_text
 from pipeline.topology.source import Naming, SourceFile, SourceTopology
 
 LABELS: Mapping[str, str] = {
@@ -55,6 +55,10 @@ def _items(file: SourceFile, document: Any) -> Any:
         return document
     if "items" in document and (kind := document.get("kind", "List")) not in ("List", "NodeList"):
         raise file.fault("kind", f"{str(kind)[:40]!r}", f"List or NodeList: {_EXPECTED}")
+    if "items" in document and get_text(document, "metadata", "continue"):
+        left = get_text(document, "metadata", "remainingItemCount")
+        found = f"is set, so that {left or 'some'} nodes are missing here"
+        raise file.fault("metadata.continue", found, f"all nodes: {_EXPECTED}, or /api/v1/nodes without limit")
     return document.get("items", [document])
 
 

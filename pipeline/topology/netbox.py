@@ -34,6 +34,7 @@ ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _GONE = frozenset({"offline", "decommissioning", "inventory", "planned", "staged"})
 """Values of `status` of devices that are not in service (NetBox, DeviceStatusChoices; `failed` ones are)."""
 _POWERED = ("dcim.powerport", "dcim.poweroutlet", "dcim.powerfeed")
+_JOINED = "jq -s '{results: map(.results[])}' PAGE1.json PAGE2.json"
 _EXPECTED = "answers of NetBox's /api/dcim/ (devices, racks, cables, power-feeds)"
 
 
@@ -76,15 +77,24 @@ def read_netbox(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
 def _rows(document: Any, file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, row) of all tables in a document."""
     if isinstance(document, dict) and "results" in document:
-        if get_text(document, "next"):
-            raise file.fault("next", "is a further page", "all rows: read with limit=0, or concatenate the pages")
+        _refuse_page(document, file, "")
         yield from list_rows(document["results"], file, "results")
     elif isinstance(document, dict):
         for name, part in document.items():
+            if isinstance(part, dict):
+                _refuse_page(part, file, f"{name[:60]}.")
             inside = part.get("results") if isinstance(part, dict) else part
             yield from list_rows(inside, file, name)
     else:
         yield from list_rows(document, file, "")
+
+
+def _refuse_page(answer: Mapping[str, Any], file: SourceFile, place: str) -> None:
+    """Raises UsageError for a part of an answer: NetBox gives at most MAX_PAGE_SIZE rows at once, whatever `limit`."""
+    for name, which in (("next", "a further page"), ("previous", "an earlier page")):
+        if get_text(answer, name):
+            found = f"names {which}, so that rows are missing here"
+            raise file.fault(f"{place}{name}", found, f"all rows: read each `next`, then {_JOINED}")
 
 
 def _add_location(

@@ -35,6 +35,8 @@ READERS: Mapping[str, Reader] = {
     "lldp": read_lldp,
 }
 """Format of a source -> its reader. Further formats are one line here."""
+LINED = frozenset({"csv", "slurm", "slurm_yaml"})
+"""Formats in which a file that was cut within a line may be read: a name without its end is another name."""
 MAX_BYTES = 256 << 20
 """Most bytes of the files of a source. Chosen: 12,500 nodes as `kubectl get nodes -o json` without images are 60 MB."""
 MAX_FILES = 20_000
@@ -74,6 +76,8 @@ def read_source(setting: SourceSetting) -> SourceTopology:
         files.append(SourceFile(str(path), _read_text(path, MAX_BYTES - size)))
         size += len(files[-1].text)
     found = READERS[setting.format](files, setting.naming)
+    if setting.format in LINED:
+        found.doubts += (f"{file.path}: its last line has no line break" for file in files if file.text[-1:] != "\n")
     if not found.parents:  # a token that lost its rights lists nothing, which is not a site without devices
         raise UsageError(f"{setting.path}: names no device; expected at least one, or no such source")
     return found

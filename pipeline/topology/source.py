@@ -66,7 +66,8 @@ class Naming:
 class SourceTopology:
     """What a source says. parents: entity -> its parents, nearest first.  open_ends: ports of cables with one end.
 
-    duplicates: entity -> the places that describe it differently.  remarks: parts left out, and how many more.
+    duplicates: entity -> the places that describe it differently.
+    doubts: signs of a file that was cut.  remarks: parts left out, and how many more.
     places: entity -> where its first line is, such as `line 12`.
     """
 
@@ -75,6 +76,7 @@ class SourceTopology:
     links: list[Link] = field(default_factory=list)
     open_ends: list[str] = field(default_factory=list)
     duplicates: dict[str, list[str]] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     more_remarks: int = 0
     places: dict[str, str] = field(default_factory=dict)

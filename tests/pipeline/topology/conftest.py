@@ -64,7 +64,6 @@ Switch\t65 "S-2c5eab0300b87b40"\t\t# "MF0;l1:MQM9701/U1" enhanced port 0 lid 73 
 [1]\t"H-e09d7303007a4bd8"[1](e09d7303007a4bd8) \t\t# "n1 mlx5_0" lid 647 4xNDR
 [2]\t"H-e09d730300858d88"[1](e09d730300858d88) \t\t# "MT4129 ConnectX7   Mellanox Technologies" lid 515 4xNDR
 [35]\t"S-2c5eab0300c26280"[32]\t\t# "MF0;s1:MQM9701/U1" lid 236 4xNDR
-[36]\t"S-aaaaab0300c26280"[3]\t\t# "MF0;s9:MQM9701/U1" lid 237 4xNDR
 [65]\t"H-2c5eab0300b87b50"[1](2c5eab0300b87b50) \t\t# "Mellanox Technologies Aggregation Node" lid 193 4xNDR
 
 switchguid=0x2c5eab0300c26280(2c5eab0300c26280)
@@ -74,6 +73,14 @@ Switch\t65 "S-2c5eab0300c26280"\t\t# "MF0;s1:MQM9701/U1" enhanced port 0 lid 236
 caguid=0xe09d7303007a4bd8
 Ca\t1 "H-e09d7303007a4bd8"\t\t# "n1 mlx5_0"
 [1](e09d7303007a4bd8) \t"S-2c5eab0300b87b40"[1]\t\t# lid 647 lmc 0 "MF0;l1:MQM9701/U1" lid 73 4xNDR
+
+caguid=0xe09d730300858d88
+Ca\t1 "H-e09d730300858d88"\t\t# "MT4129 ConnectX7   Mellanox Technologies"
+[1](e09d730300858d88) \t"S-2c5eab0300b87b40"[2]\t\t# lid 515 lmc 0 "MF0;l1:MQM9701/U1" lid 73 4xNDR
+
+caguid=0x2c5eab0300b87b50
+Ca\t1 "H-2c5eab0300b87b50"\t\t# "Mellanox Technologies Aggregation Node"
+[1](2c5eab0300b87b50) \t"S-2c5eab0300b87b40"[65]\t\t# lid 193 lmc 0 "MF0;l1:MQM9701/U1" lid 73 4xNDR
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ import pytest
 from pipeline.model.errors import UsageError
 from pipeline.model.names import find_entity_fault
 from pipeline.model.topology import ParentGraph
+from pipeline.topology.check import check_sources
+from pipeline.topology.merge import merge_sources
 from pipeline.topology.site import READERS, SourceSetting, read_source
 from pipeline.topology.source import SourceTopology
 from tests.pipeline.topology.conftest import EXAMPLES, Example, read
@@ -134,3 +137,73 @@ def test_a_list_of_the_kubernetes_api_that_is_not_of_nodes_is_refused() -> None:
     assert list(read("kubernetes", f'{{"kind": "NodeList", "items": [{row}]}}').parents) == ["node:web-0"]
     with pytest.raises(UsageError, match=r"site.file: kind: 'PodList'; expected List or NodeList"):
         read("kubernetes", f'{{"kind": "PodList", "items": [{row}]}}')
+
+
+def page(**marks: object) -> str:
+    """A part of 500 devices, as NetBox answers with limit=1."""
+    return json.dumps({"count": 500, "next": None, "previous": None, "results": [NETBOX_DEVICE], **marks})
+
+
+NETBOX_DEVICE = {"url": "https://nb/api/dcim/devices/1/", "id": 1, "name": "n001", "role": {"slug": "gpu-node"}}
+NEXT = "https://nb/api/dcim/devices/?limit=1&offset=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (page(next=NEXT), "next"),
+        (page(previous=NEXT), "previous"),
+        (f'{{"racks": [], "devices": {page(next=NEXT)}}}', "devices.next"),
+        (f'{{"devices": {page(previous=NEXT)}}}', "devices.previous"),
+    ],
+)
+def test_a_page_of_netbox_is_refused_wherever_it_is(text: str, place: str) -> None:
+    with pytest.raises(UsageError, match=rf"^site\.file: {place}: names .* page, .*; expected all rows: .*jq -s"):
+        read("netbox", text)
+    assert list(read("netbox", text.replace(json.dumps(NEXT), "null")).parents) == ["node:n001"]
+
+
+def test_a_page_of_kubernetes_is_refused_with_how_many_nodes_are_missing() -> None:
+    items = [{"metadata": {"name": "n001", "labels": {}}}]
+    marks = {"resourceVersion": "1", "continue": "eyJ2IjoibWV0YS5r", "remainingItemCount": 11500}
+    with pytest.raises(
+        UsageError, match=r"site\.file: metadata\.continue: is set, so that 11500 nodes are missing here"
+    ):
+        read("kubernetes", json.dumps({"kind": "NodeList", "metadata": marks, "items": items}))
+    for whole in ({"resourceVersion": "1", "continue": ""}, {"resourceVersion": "1"}, None):
+        text = json.dumps({"kind": "NodeList", "metadata": whole, "items": items})
+        assert list(read("kubernetes", text).parents) == ["node:n001"]
+
+
+def test_an_output_of_ibnetdiscover_that_was_cut_after_any_of_its_lines_is_refused() -> None:
+    (example,) = [one for one in EXAMPLES if one.format == "ibnetdiscover"]
+    lines = example.text.splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.startswith("Ca"))
+    for end in range(1, last + 1):
+        with pytest.raises(
+            UsageError, match=r"^site\.file: (no port of a switch|[1-4] devices that ports name have no)"
+        ):
+            read("ibnetdiscover", "".join(lines[:end]))
+    assert (
+        read("ibnetdiscover", "".join(lines[: last + 1])).parents.keys()
+        == read("ibnetdiscover", example.text).parents.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        ("csv", "entity,parent\nnode:n1,rack:r12\n"),
+        ("slurm", "SwitchName=l1 Nodes=n1,n12\n"),
+        ("slurm_yaml", "- topology: a\n  tree:\n    switches:\n      - switch: l1\n        nodes: n1,n12\n"),
+    ],
+)
+def test_a_text_that_was_cut_within_its_last_line_is_in_doubt(format_: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "site"
+    setting = SourceSetting("site", format_, path)
+    for given, doubts in ((text, []), (text[:-2], [f"{path}: its last line has no line break"])):
+        path.write_text(given)
+        found = read_source(setting)
+        assert found.doubts == doubts
+        problems = check_sources({"site": found}, merge_sources([("site", found)]))
+        assert [(p.level, p.text) for p in problems if p.check == "cut"] == [("warning", text) for text in doubts]
