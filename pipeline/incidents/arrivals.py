@@ -18,11 +18,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.incidents.apart import are_apart
 from pipeline.incidents.cases import (
     Case,
     Change,
     ResolveMutes,
-    are_apart,
     classify_change,
     derive_id,
     is_only_retitled,
@@ -99,9 +99,10 @@ class RunningDesk(Desk):
         self._start_instant()
         self._now = time
         self._mark_changed(kept)
+        kept.set_apart = False  # a person joined it with another one again
         for case in cases:
             kept.adopted |= case.conditions.keys() | case.adopted
-            kept.stays, kept.apart = kept.stays or case.stays, (kept.apart | case.apart) - {*others}
+            kept.stays, kept.apart = kept.stays or case.stays, (kept.apart | case.apart) - {kept_id, *others}
             self._absorb_case(kept, case)
         kept.refresh_incident(self._causes, self._before[kept_id], self.time)
         made = self._collect_changes()

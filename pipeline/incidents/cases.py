@@ -148,6 +148,7 @@ class Case:
     reason:        why its cause, or its severity, goes beyond its findings; shown in the history.
     adopted:       conditions that a person merged into it: they belong to it whatever their cause.
     apart:         incidents from which a person split it: they are never merged.
+    set_apart:     a person split it off: no cause above it takes it in.
     stays:         a person reopened it: only a person resolves it.
     """
 
@@ -163,6 +164,7 @@ class Case:
     adopted: set[tuple[str, str]] = field(default_factory=set)
     apart: set[str] = field(default_factory=set)
     stays: bool = False
+    set_apart: bool = False
 
     def public_incident(self) -> Incident:
         """Returns a copy with the time when people could first see it as `opened`."""
@@ -320,6 +322,7 @@ class Case:
         about = (first.summary, first.detector, first.entity, (first.entity,))
         incident = Incident(id_, cause, time, first.onset, "watch", *about, simulated=own.simulated, updated=time)
         made = Case(incident, moved, self.held & moved.keys(), self.quiet_from, visible_since=seen, apart={own.id})
+        made.set_apart = True
         self.held -= moved.keys()
         self.adopted -= moved.keys()
         self.conditions = {key: c for key, c in self.conditions.items() if key not in moved}
@@ -342,6 +345,7 @@ class Case:
             "adopted": sorted(map(list, self.adopted)),
             "apart": sorted(self.apart),
             "stays": self.stays,
+            "set_apart": self.set_apart,
         }
 
     @classmethod
@@ -361,6 +365,7 @@ class Case:
             {(detector, entity) for detector, entity in data.get("adopted", ())},
             set(data.get("apart", ())),
             data.get("stays", False),
+            data.get("set_apart", False),
         )
 
 
@@ -473,12 +478,6 @@ class ResolveMutes:
             (row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1], row[4] if len(row) > 4 else row[2])
             for row in rows
         }
-
-
-def are_apart(cases: Iterable[Case]) -> bool:
-    """Returns whether a person split one of the cases from another of them."""
-    ids = {case.incident.id for case in cases}
-    return any(not ids.isdisjoint(case.apart) for case in cases)
 
 
 def detector_family(detector: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from pipeline.incidents.apart import keep_together
 from pipeline.incidents.cases import (
     GENERIC_DETECTORS,
     PAIR_WINDOW,
@@ -425,7 +426,8 @@ class CauseRules:
                     taken.setdefault(case.incident.id, []).append(other)
         found, done = list[MergeProposal](), set[str]()
         for first in sorted((c for c in absorbing if c.incident.id in taken), key=age_order):
-            cases = (first, *taken[first.incident.id])
+            if len(cases := keep_together(first.incident.cause, (first, *taken[first.incident.id]))) < 2:
+                continue
             near = {e for c in cases for e in self._over(c) if e in of_cause} | {first.incident.cause}
             near |= {node for c in cases if (node := self._node_of(c)) is not None}
             if not done.isdisjoint(near):
@@ -468,15 +470,16 @@ class CauseRules:
         for shared in found:
             for id_ in shared.cases:
                 by_case.setdefault(id_, []).append(shared)
-        least = self.solver.least_odds
-        good = []
+        least, good = self.solver.least_odds, []
+        joined = {id(s): keep_together(s.cause, [*s.cases.values()]) for s in found}
         for shared in found:
-            if self._can_change(shared) and shared.safe > least and kind_of(shared.cause) in kinds:
+            possible = len(joined[id(shared)]) >= min(2, len(shared.cases)) and kind_of(shared.cause) in kinds
+            if possible and shared.safe > least and self._can_change(shared):
                 near = {id(s): s for id_ in shared.cases for s in by_case[id_]}
                 if shared.log_odds > sum_of_parts(shared, [*near.values()], least, self.topology):
                     good.append(shared)
         best = min(good, key=lambda s: (-round(s.log_odds, 6), s.size, s.cause), default=None)
-        return [] if best is None else [MergeProposal(best.cause, tuple(best.cases.values()), best.describe())]
+        return [] if best is None else [MergeProposal(best.cause, joined[id(best)], best.describe())]
 
     def _can_change(self, shared: SharedCause) -> bool:
         """Returns whether it explains several cases, or one whose cause was inferred and is clearly less likely."""

@@ -20,7 +20,6 @@ from pipeline.incidents.cases import (
     Condition,
     NoSuchIncident,
     ResolveMutes,
-    are_apart,
     classify_change,
     detector_family,
     instant_order,
@@ -375,7 +374,6 @@ class Desk:
             recent = [c for c in open_ if c.incident.id in new or self.time - c.raised_at <= ABSORB_WINDOW]
             absorbing = [c for c in open_ if self._causes.can_absorb_at(c, self.time)]
             folds = self._causes.propose_merges(fresh, recent, absorbing)
-            folds = [fold for fold in folds if not are_apart(fold.cases)]
             if not folds:
                 return
             for fold in folds:

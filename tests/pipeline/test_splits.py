@@ -188,3 +188,57 @@ def test_a_condition_that_returned_keeps_its_first_onset_in_a_split(site, throug
     made = site.people.split(one, ["gpu:n0.1"], ANN, "another fault")
     assert (made.onset, made.severity) == (began, "ticket")
     assert (site.stored(one).onset, site.stored(one).severity) == (began - 60 * SECOND, "page")
+
+
+def hot_rack() -> list[str]:
+    """GPUs of all nodes of a rack but two, of which a person has an incident."""
+    gpus = [f"gpu:n{n}.{g}" for n in range(4) for g in range(4)]
+    return [gpu for gpu in gpus if gpu not in ("gpu:n0.0", "gpu:n1.3")]
+
+
+def merge_two_of_a_rack(site: LivingSite) -> str:
+    one = site.report("gpu:n0.0", detector="thermal_throttle")
+    two = site.report("gpu:n1.3", detector="thermal_throttle")
+    site.people.merge(one, [two], ANN, "one fault")
+    return one
+
+
+def open_causes(site: LivingSite) -> dict[str, int]:
+    """Causes of the open incidents, with how many members each has."""
+    return {i.cause: len(i.members) for i in site.shown().values() if i.resolved is None}
+
+
+@pytest.mark.slow
+def test_an_incident_that_was_split_and_merged_back_is_part_of_a_shared_cause_again(site):
+    one = merge_two_of_a_rack(site)
+    made = site.people.split(one, ["gpu:n1.3"], ANN, "two faults")
+    site.people.merge(one, [made.id], ANN, "no, one")
+    site.now += 10 * SECOND
+    site.report(*hot_rack(), detector="thermal_throttle")
+    assert open_causes(site) == {"rack:r0": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_person_split_off_stays_out_of_a_shared_cause_that_takes_in_all_others(site, again):
+    one = merge_two_of_a_rack(site)
+    site.people.split(one, ["gpu:n1.3"], ANN, "two faults")
+    if again:
+        site.restart()
+    site.now += 10 * SECOND
+    site.report(*hot_rack(), detector="thermal_throttle")
+    assert open_causes(site) == {"rack:r0": 15, "gpu:n1.3": 1}
+    assert site.stored(one).cause == "rack:r0"
+
+
+@pytest.mark.slow
+def test_what_a_person_split_off_and_merged_with_another_one_is_part_of_shared_causes_again(site):
+    one = merge_two_of_a_rack(site)
+    made = site.people.split(one, ["gpu:n1.3"], ANN, "two faults")
+    third = site.report("gpu:n2.0", detector="thermal_throttle")
+    site.people.merge(made.id, [third], ANN, "these are one")
+    site.now += 10 * SECOND
+    site.report(*(g for g in hot_rack() if g != "gpu:n2.0"), detector="thermal_throttle")
+    found = open_causes(site)
+    assert "rack:r0" in found
+    assert sum(found.values()) == 16
