@@ -355,8 +355,13 @@ class PayloadPlanner:
 
     def _find_receivers(self, incident: Incident, labels: Mapping[str, str]) -> set[str]:
         """Returns the endpoints that are sent this incident now; none while it is silenced."""
-        if incident.is_held_back:
-            return set()
+        return set() if incident.is_held_back else self._find_takers(incident, labels)
+
+    def is_for_people(self, incident: Incident, labels: Mapping[str, str]) -> bool:
+        """Returns whether any endpoint takes an incident of its severity and route, also one that is silenced now."""
+        return bool(self._find_takers(incident, labels))
+
+    def _find_takers(self, incident: Incident, labels: Mapping[str, str]) -> set[str]:
         chosen = None if self._rules.top is None else {node.receiver for node in self._rules.match(labels)}
         return {
             name

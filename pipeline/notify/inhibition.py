@@ -12,24 +12,30 @@ class Inhibitor:
     """Finds, of all incidents that are not resolved, those that a rule inhibits.
 
     label_all: incidents -> labels of the alert of each, by its id.
+    is_for_people: incident, labels -> whether a receiver takes it. One that none takes inhibits nothing: else nobody
+               would be told of either.
     """
 
     def __init__(
-        self, rules: tuple[Inhibition, ...], label_all: Callable[[Iterable[Incident]], Mapping[str, Labels]]
+        self,
+        rules: tuple[Inhibition, ...],
+        label_all: Callable[[Iterable[Incident]], Mapping[str, Labels]],
+        is_for_people: Callable[[Incident, Labels], bool],
     ) -> None:
-        self._rules, self._label_all = rules, label_all
+        self._rules, self._label_all, self._is_for_people = rules, label_all, is_for_people
 
     def find_all(self, incidents: Iterable[Incident]) -> dict[str, tuple[str, str]]:
         """Returns incident -> (the incident that inhibits it, the rule); those that none inhibits are left out.
 
         The sources of a rule are grouped by their `equal` labels, so that a storm costs one pass per rule.
         """
-        labels = self._label_all(incidents)
+        known = {incident.id: incident for incident in incidents}
+        labels = self._label_all(known.values())
         found: dict[str, tuple[str, str]] = {}
         for number, rule in enumerate(self._rules, 1):
             sources: dict[tuple[str, ...], dict[str, Labels]] = {}
             for id_, own in labels.items():
-                if match_all(rule.source, own):
+                if match_all(rule.source, own) and self._is_for_people(known[id_], own):
                     sources.setdefault(_key(rule, own), {})[id_] = own
             for id_, own in labels.items() if sources else ():
                 if id_ in found:

@@ -112,7 +112,7 @@ class Notifier:
         self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
         self._rules = rules
-        self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all)
+        self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all, self._planner.is_for_people)
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self.list_receivers_of = self._planner.list_routed
         self._started = clock()

@@ -368,3 +368,27 @@ def test_a_split_undoes_a_merge_with_a_page_that_counts_for_a_storm(heard):
     assert list(storm.life.represents) == [made.id]
     assert heard.posted(made.id) == []
     assert heard.now - heard.engine.life.pages["Xid",][-1] < SECOND
+
+
+@pytest.mark.slow
+def test_a_suspect_that_no_receiver_takes_inhibits_nothing_until_it_is_a_ticket(heard):
+    source = heard.report("cdu:c9", detector="coolant", level="suspect")
+    page = heard.report("gpu:n4.0")
+    heard.send()
+    assert (heard.stored(source).severity, heard.stored(page).life.inhibitor) == ("watch", "")
+    assert (heard.posted(source), heard.posted(page)) == ([], [PAGED])
+    heard.report("cdu:c9", detector="coolant", level="ticket")
+    assert heard.stored(page).life.inhibitor == source
+    other = heard.report("gpu:n5.0")
+    heard.people.add_silence("silence", parse_matchers(["entity=cdu:c9"]), None, heard.now + HOUR, "x", ANN)
+    heard.send()
+    assert heard.posted(other) == [], "a silenced source inhibits"
+
+
+@pytest.mark.slow
+def test_a_watch_that_a_receiver_takes_inhibits(tmp_path):
+    taker = Webhook("logbook", "http://127.0.0.1:1/", send_watch=True)
+    site = LivingSite(tmp_path / "taken.duckdb", inhibit_rules=(COOLANT_OVER_HOT,), webhooks=(taker,))
+    source = site.report("cdu:c9", detector="coolant", level="suspect")
+    assert site.stored(site.report("gpu:n4.0")).life.inhibitor == source
+    site.database.close()
