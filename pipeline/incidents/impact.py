@@ -130,9 +130,15 @@ class ImpactBook:
         self, incident: Incident, known: Tracked | None, time: int, read_losses: Callable[[str], dict[str, JobLoss]]
     ) -> None:
         """Measures an incident that is open, as it is now."""
-        if known is None and (ended := self.dirty.get(incident.id)) is not None:  # not written since its end
-            known = replace(ended, frozen=False)
-        tracked = Tracked(incident, jobs=read_losses(incident.id)) if known is None else known
+        tracked = known
+        if tracked is None:  # new, or open again: what it cost before is written, or not yet
+            tracked = Tracked(incident)
+            if (ended := self.dirty.get(incident.id)) is not None:
+                tracked = replace(ended, frozen=False)
+            else:
+                tracked.jobs = read_losses(incident.id)
+            for loss in tracked.jobs.values():
+                loss.reopen(self.jobs.paces.jobs.get(loss.job), time)
         moved = (tracked.incident.cause, tracked.incident.members) != (incident.cause, incident.members)
         if tracked.incident.onset != incident.onset:
             self._renew_bases(tracked, incident.onset)

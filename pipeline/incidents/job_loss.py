@@ -182,6 +182,14 @@ class JobLoss:
             return ""
         return f", {short_duration(after / SECOND)} after the onset; whether because of it is not known"
 
+    def reopen(self, pace: JobPace | None, time: int) -> None:
+        """The incident was resolved and is open again: what the job lost meanwhile counts only if its steps show it."""
+        self.share = 0.0
+        runs = pace is not None and pace.moved_at > self.counted
+        reported = pace is not None and (not pace.waits_at(time) or time - pace.reported_at <= MINUTE)
+        if self.stopped or not reported:
+            self.counted, self.hung, self.stopped = max(self.counted, time), 0.0, self.stopped and not runs
+
     def resume(self, runs_at: int | None, now: Moment) -> bool:
         """The job runs again after it stopped: the time between is lost. runs_at: its first step, None before it.
 

@@ -211,18 +211,17 @@ class JobPace:
     def measure_loss(self, base: float, start: int, end: int, now: int) -> float:
         """Returns the time (us) in [start, end) of which the job made no use, at a usual step time of `base` s.
 
-        A minute of step time v loses the share 1 - base / v. Time without steps is lost as far as it is a hang.
+        A minute of step time v loses the share 1 - base / v. Nothing is known of times without a minute: what a hang
+        costs is in `gaps`, and older minutes are not kept. The open minute, which is the rest, is as the recent ones.
         """
-        lost = 0.0
-        limit, covered = self.hang_limit(), start
+        lost, covered = 0.0, start
         for m in self._within(start, end):
-            gap = m.time - covered
-            lost += gap if gap > limit else 0.0
             overlap = min(m.time + MINUTE, end) - max(m.time, covered)
             if overlap > 0:
                 lost += overlap * (1 - base / m.step_time)
                 covered = max(covered, min(m.time + MINUTE, end))
-        rest, recent = end - covered, self.recent(start, now)
+        known = self.minutes[-1].time + MINUTE if self.minutes else self._open or self.moved_at
+        rest, recent = end - max(covered, known), self.recent(start, now)
         if rest > 0 and recent is not None:
             lost += rest * (1 - base / recent)
         return lost
