@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import threading
@@ -34,7 +35,7 @@ from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.retries import Retries
 from pipeline.notify.routes import Rules, build_rules
-from pipeline.notify.sending import DuePayload, OrderedSender, count_waiting, load_due, load_states
+from pipeline.notify.sending import DuePayload, OrderedSender, PageWatch, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
 from pipeline.runtime.heartbeat import Heartbeat
 
@@ -264,8 +265,8 @@ class Notifier:
         return len(due)
 
     def _send_batch(self, name: str, due: Sequence[DuePayload], ended: Callable[[], bool]) -> None:
-        """Sends payloads in order over connections that stay open; the first alone, so that nothing more is sent while
-        results cannot be stored. Each result is stored, also at the end and if the receiver fails."""
+        """Sends payloads in order over connections that stay open, tickets until a page is due; the first alone, so
+        that nothing more is sent while results cannot be stored. Each result is stored, also if the receiver fails."""
         health, settled, pool = self.health[name], Settlements(self._store, name), ConnectionPool()
         call = functools.partial(self._call, pool=pool)
         sender: OrderedSender[DuePayload, delivery.PostResult] = OrderedSender(
@@ -278,8 +279,14 @@ class Notifier:
                 return 0
             return self.receivers[name].parallel if stored and not health.failures else 1
 
+        pages, tickets = [p for p in due if p.is_page], [p for p in due if not p.is_page]
+        watch = PageWatch(self._store, name, self._wake_events[name], self._clock)
+        in_turn = (
+            sender.send_all(pages, may_start),
+            sender.send_all(tickets, lambda: not watch.is_due() and may_start()),
+        )
         try:
-            for payload, answer in sender.send_all(due, may_start):
+            for payload, answer in itertools.chain(*in_turn):
                 self.beats[name].beat("POST")
                 self._store_result(name, payload, answer, settled)
                 stored += 1

@@ -28,6 +28,10 @@ SMOOTHED = 0.2
 """Weight of the newest duration in the mean. Chosen: about the last five."""
 T = TypeVar("T")
 R = TypeVar("R")
+LOOK_S = 0.2
+"""Interval in which a page that is due by time is looked for between tickets (s). Chosen: a look reads the queue."""
+TICKETS_S = 1.0
+"""Longest time for which tickets are sent without a look at everything else (s). Chosen: group_wait is in seconds."""
 BATCH_SIZE = 500
 """Payloads read at a time. Chosen: reading them sorts all that wait."""
 _HEADS = """
@@ -37,7 +41,8 @@ SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coales
                           AND part_of IS NULL),
     o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND part_of IS NULL
                    AND incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'pending')
-                   GROUP BY incident HAVING arg_max(kind, number) = 'update')
+                   GROUP BY incident HAVING arg_max(kind, number) = 'update'),
+    coalesce(i.severity, 'page') = 'page'
 FROM (
     SELECT id, incident, kind, payload AS body, attempts, next_attempt, created, number,
            row_number() OVER (PARTITION BY incident ORDER BY number) AS place
@@ -47,13 +52,19 @@ WHERE place = 1 AND epoch_us(next_attempt) <= $2
 ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
 """
 """A group that pages again was acknowledged, so it fired, also where the row of that is no longer kept."""
+_PAGE = """
+SELECT count(*) FROM (
+    SELECT incident, arg_min(next_attempt, number) AS due FROM outbox WHERE receiver = $1 AND state = 'pending'
+    GROUP BY incident) o LEFT JOIN incidents i ON i.id = o.incident
+WHERE epoch_us(o.due) <= $2 AND coalesce(i.severity, 'page') = 'page'
+"""
 _WAITING = "SELECT count(*) FROM outbox WHERE receiver = $1 AND state = 'pending'"
 
 
 @dataclass(frozen=True, slots=True)
 class DuePayload:
     """A payload that is due: the oldest pending one of its incident for this receiver. has_fired, follows_update: see
-    `Message`."""
+    `Message`. is_page: whether its incident is a page now, or it is of no incident."""
 
     id: str
     incident: str
@@ -64,6 +75,7 @@ class DuePayload:
     reference: str = ""
     has_fired: bool = False
     follows_update: bool = False
+    is_page: bool = True
 
     def as_message(self, now: int) -> Message:
         """Returns it as receivers read it."""
@@ -76,6 +88,31 @@ def load_due(store: Store, receiver: str, until: int) -> list[DuePayload]:
     """Returns the first payloads of a receiver that are due until a time (UTC us), the oldest page first."""
     with contextlib.closing(store.cursor()) as cursor:
         return [DuePayload(*row) for row in cursor.execute(_HEADS, [receiver, until, BATCH_SIZE]).fetchall()]
+
+
+class PageWatch:
+    """Whether tickets must wait because a page is due, or a group of alerts, a Watchdog or a health check may be.
+
+    woken: set when payloads were committed, so that a new page is looked for at once; others become due by time.
+    """
+
+    def __init__(self, store: Store, receiver: str, woken: threading.Event, clock: Callable[[], int]) -> None:
+        self._store, self._receiver, self._woken, self._clock = store, receiver, woken, clock
+        self._began, self._looked = time.monotonic(), -LOOK_S
+
+    def is_due(self) -> bool:
+        """Returns whether a page is due; looks again if something was committed, else after LOOK_S. True after
+        TICKETS_S."""
+        now = time.monotonic()
+        if now - self._began >= TICKETS_S:
+            return True
+        if not self._woken.is_set() and now - self._looked < LOOK_S:
+            return False
+        self._woken.clear()
+        self._looked = now
+        with contextlib.closing(self._store.cursor()) as cursor:
+            row = cursor.execute(_PAGE, [self._receiver, self._clock()]).fetchone()
+        return bool(row and row[0])
 
 
 def count_waiting(store: Store, receiver: str, due: Sequence[DuePayload]) -> int:

@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,35 @@ def test_a_message_that_is_refused_with_retry_after_is_retried_as_planned_while_
     assert len(tried) == 4, tried
     gaps = [b - a for a, b in itertools.pairwise(tried)]
     assert all(planned <= gap <= planned + 2 for gap, planned in zip(gaps, RETRY_S, strict=False)), gaps
+
+
+def test_a_page_waits_for_one_ticket_at_most_and_an_incident_keeps_its_order(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    """One ticket of thirty becomes a page while others are sent, after a page that opened."""
+    real, seen = harness.notifier._call, set[int]()
+
+    def call(request: Any, **more: Any) -> Any:
+        at = len(receiver.posts)
+        if at in (3, 10) and at not in seen:
+            seen.add(at)
+            new: dict[str, Any] = {"kind": "opened", "cause": "gpu:page.0"}
+            harness.write_change(**(new if at == 3 else {"kind": "worsened", "cause": "gpu:t25.0"}))
+            harness.notifier.wake()
+        return real(request, **more)
+
+    for number in range(30):
+        harness.write_change("opened", f"gpu:t{number:02}.0", severity="ticket")
+    harness.notifier._call = call  # type: ignore[assignment]
+    while harness.send_due():
+        pass
+    causes = [cause for _, cause in receiver.alerts]
+    assert causes[4] == "gpu:page.0", "the fourth ticket was on its way"
+    assert [n for n, cause in enumerate(causes) if cause == "gpu:t25.0"] == [11, 12]
+    assert [key for key, body in receiver.posts[11:13]] == ["inc-gpu:t25.0.1.r0", "inc-gpu:t25.0.2.r0"]
+    tickets = [cause for cause in causes if cause not in ("gpu:page.0", "gpu:t25.0")]
+    assert tickets == [f"gpu:t{number:02}.0" for number in range(30) if number != 25]
+    assert {state for _, state, _ in harness.rows()} == {"delivered"}
 
 
 def test_setting_the_clock_back_delays_no_alert_and_no_watchdog(harness: NotifierHarness, receiver: Receiver) -> None:
