@@ -37,6 +37,8 @@ AUDIT = ("number", "time", "actor", "role", "origin", "outcome", "action", "targ
 SHARED = ("attribute", "value", "inside", "outside", "p_corrected", "separates")
 TOKENS = ("id", "owner", "role", "on_behalf_of", "created", "created_by", "expires", "state")
 HISTORY = ("number", "time", "kind", "actor", "comment")
+MOST_MEMBERS = 100
+"""Members that `incidents show` names. Chosen: 20 lines; a larger incident is split by a program."""
 _ACTS = {"ack": "acknowledge", "split": "split"}
 
 
@@ -46,7 +48,8 @@ def run_incidents(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequ
         found = _get(config, f"/incidents/{quote(given.id, safe='')}")
         if given.output != "table":
             return [found], ()
-        return [*_fact_rows(found), *found["history"], *_impact_rows(found)], HISTORY
+        facts = _fact_rows(found, _list_silences(config, found["silenced_by"]))
+        return [*facts, *found["history"], *_impact_rows(found)], HISTORY
     state = f"?state={given.state}" if given.state else ""
     answer = _get(config, f"/incidents{state}")
     rows = answer["incidents"]
@@ -70,18 +73,54 @@ def describe_lateness(answer: Mapping[str, Any], now: int) -> str:
     )
 
 
-def _fact_rows(incident: Mapping[str, Any]) -> Rows:
-    """Returns title, cause with its confidence, advice and runbook, as rows before the history, at the time of the
-    onset."""
-    sure = incident["confidence"]
+def _list_silences(config: Config, ids: Sequence[str]) -> list[str]:
+    """Returns a text for each silence of an incident: id, end, author and reason."""
+    known = {s["id"]: s for s in _get(config, "/silences?active=true")["silences"]} if ids else {}
+    found = [(id_, known.get(id_)) for id_ in ids]
+    return [id_ if s is None else f"{id_} until {_brief(s['until'])}, {s['author']}: {s['reason']}" for id_, s in found]
+
+
+def _fact_rows(incident: Mapping[str, Any], silences: Sequence[str]) -> Rows:
+    """Returns what an incident is, with whom, and what holds back its alerts, as rows before the history, at the time
+    of the onset. Members have the names that `split` takes."""
+    sure, members = incident["confidence"], incident["members"]
+    more = f" and {len(members) - MOST_MEMBERS:,} more (--output json)" if len(members) > MOST_MEMBERS else ""
     facts = {
         "title": incident["summary"],
         "cause": entity_name(incident["cause"]) + ("" if sure is None else f", confidence {sure:.2f}"),
+        "state": _describe_state(incident),
+        "severity": incident["severity"],
+        "owner": incident["assignee"] or incident["acknowledged_by"] or "nobody",
+        "members": f"{len(members):,}: {' '.join(members[:MOST_MEMBERS])}{more}",
+        "silences": "; ".join(silences),
+        "inhibited": _describe_inhibition(incident),
         "advice": incident["advice"] or "",
         "runbook": incident["runbook_url"] or "",
     }
     row = {"number": "", "time": incident["onset"], "actor": ""}
     return [{**row, "kind": kind, "comment": text} for kind, text in facts.items() if text]
+
+
+def _describe_state(incident: Mapping[str, Any]) -> str:
+    """Returns the state with who acknowledged it and until when, or when it was resolved."""
+    if incident["resolved"]:
+        return f"resolved at {_brief(incident['resolved'])}"
+    if incident["state"] != "acknowledged":
+        return str(incident["state"])
+    until = f" until {_brief(incident['acknowledged_until'])}" if incident["acknowledged_until"] else ""
+    return f"acknowledged by {incident['acknowledged_by']}{until}"
+
+
+def _describe_inhibition(incident: Mapping[str, Any]) -> str:
+    """Returns which incidents hold back its alerts: the storm of which it is a part, or the source of a rule."""
+    parts = [f"part of {', '.join(incident['inhibited_by'])}"] if incident["inhibited_by"] else []
+    parts += [f"by {incident['inhibitor']} ({incident['inhibit_rule']})"] if incident["inhibitor"] else []
+    return "; ".join(parts)
+
+
+def _brief(time: str) -> str:
+    """Returns a time of the API to the minute."""
+    return f"{time[:16].replace('T', ' ')}Z"
 
 
 def _impact_rows(incident: Mapping[str, Any]) -> Rows:

@@ -14,7 +14,7 @@ from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
 from pipeline.commands.notify import LISTED, choose_columns
 from pipeline.commands.output import render_rows, wrap_cells
-from pipeline.commands.people import AUDIT, describe_lateness, shorten_times
+from pipeline.commands.people import AUDIT, _fact_rows, describe_lateness, shorten_times
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.verbs import VERBS
 from pipeline.config.sections import Api, Config, Store
@@ -144,6 +144,60 @@ def test_a_history_shows_long_comments_in_full_on_several_lines(site, run):
     begin = lines[0].index("comment")
     assert text in " ".join(line[begin:] for line in lines)
     assert not any("…" in line for line in lines)
+
+
+def test_an_incident_is_shown_with_state_owner_members_and_what_holds_back_its_alerts(site, run):
+    page, other = site.report("gpu:n0.0"), site.report("gpu:n0.1")
+    site.people.merge(page, [other], "ann", "one")
+    facts = read_facts(run("incidents", "show", page)[1])
+    assert facts["members"] == "2: gpu:n0.0 gpu:n0.1"
+    assert (facts["state"], facts["severity"], facts["owner"]) == ("open", "page", "nobody")
+    assert facts.keys().isdisjoint({"silences", "inhibited"})
+    run("ack", page, "--hours", "2")
+    run("assign", page, "bob")
+    facts = read_facts(run("incidents", "show", page)[1])
+    assert facts["state"].startswith("acknowledged by ")
+    assert facts["state"].endswith(" until 2026-09-21 16:13Z")
+    assert facts["owner"] == "bob"
+    made = run("silences", "add", 'rack="r0"', "--hours", "2", "--reason", "pump", "--output", "json")[1]
+    (silence,) = json.loads(made)
+    facts = read_facts(run("incidents", "show", page)[1])
+    assert facts["silences"] == f"{silence['id']} until 2026-09-21 16:13Z, {silence['author']}: pump"
+    run("resolve", page)
+    assert read_facts(run("incidents", "show", page)[1])["state"].startswith("resolved at 2026-09-21 14:13Z")
+
+
+def read_facts(text):
+    """Kind -> text of the rows of an incident."""
+    lines = text.splitlines()
+    kind, comment = lines[0].index("kind"), lines[0].index("comment")
+    facts, name = {}, ""
+    for line in lines[1:]:
+        new = line[kind : line.index(" ", kind)].strip() if len(line) > kind and line[kind] != " " else ""
+        name = new or name
+        facts[name] = f"{facts[name]} {line[comment:]}" if not new else line[comment:]
+    return facts
+
+
+def test_what_an_incident_shows_of_many_members_and_of_a_storm_is_bounded():
+    names = [f"gpu:n{n}.0" for n in range(1500)]
+    incident = {
+        **dict.fromkeys(("assignee", "acknowledged_by", "acknowledged_until", "resolved", "confidence", "advice")),
+        "summary": "t",
+        "cause": "leaf:l1",
+        "state": "open",
+        "severity": "page",
+        "members": names,
+        "onset": "x",
+        "inhibited_by": ["inc-1"],
+        "inhibitor": "inc-2",
+        "inhibit_rule": "xid",
+        "runbook_url": "",
+    }
+    facts = {row["kind"]: row["comment"] for row in _fact_rows(incident, [])}
+    assert facts["members"].startswith("1,500: gpu:n0.0 gpu:n1.0 ")
+    assert facts["members"].endswith(" gpu:n99.0 and 1,400 more (--output json)")
+    assert facts["inhibited"] == "part of inc-1; by inc-2 (xid)"
 
 
 @pytest.mark.slow
