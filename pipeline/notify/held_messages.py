@@ -64,6 +64,7 @@ class _Round:
 
     touched: groups to be stored, by key.   updates: rows that only say that somebody acknowledged an alert of a group.
     behind:  incidents of which something that was said elsewhere arrives first -> where they would be said.
+    said:    rows that a message of a group said, while another group had them to say -> that group.
     """
 
     now: int
@@ -73,6 +74,7 @@ class _Round:
     updates: list[HeldMessage] = field(default_factory=list)
     touched: dict[str, Group] = field(default_factory=dict)
     behind: dict[str, set[str]] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
 
     def settle(self, decision: Decision) -> None:
         """Settles what is sent alone."""
@@ -307,9 +309,17 @@ class HeldMessages:
         situation: Situation,
         this: _Round,
     ) -> None:
-        """Settles those rows of an incident in groups that no message will say; the others wait for it."""
+        """Settles those rows of an incident in groups that no message will say; the others wait for it. What a message
+        said already, while the group of another route had it to say, is a part of that message: it was not muted."""
         assert self._groups is not None
-        found = [alert for _, alert in self._groups.find_said(rows[0].incident)]
+        groups = self._groups.find_said(rows[0].incident)
+        this.said |= {
+            row.id: group.id
+            for row in rows
+            for group, alert in groups
+            if row.kind == "firing" and row.fingerprint == alert.fingerprint and row.number <= alert.said
+        }
+        found = [alert for _, alert in groups]
         said, again = {alert.fingerprint for alert in found}, {alert.fingerprint for alert in found if alert.again}
         waits = bool(self._groups.find_waiting(rows[0].incident))
         for one in rows:
@@ -397,7 +407,10 @@ class HeldMessages:
         ids = ledger.write_payloads(connection, [*this.replaced, *(message.payload for message in this.messages)])
         for message, id_ in zip(this.messages, ids[len(this.replaced) :], strict=True):
             message.id = id_
-        held_rows.settle(connection, [*this.settled, *self._settle_parts(this)], this.now)
+        parts = self._settle_parts(this)
+        held_rows.settle(connection, [*this.settled, *parts], this.now)
+        muted = {one.id for one in this.settled if one.state == "muted"}
+        held_rows.join_said(connection, self._receiver, {row: g for row, g in this.said.items() if row in muted})
         empty = self._groups.remove_empty()
         kept = [group for group in this.touched.values() if group.alerts]
         held_rows.save_groups(connection, self._receiver, {group.id: group.as_text() for group in kept})

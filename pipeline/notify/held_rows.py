@@ -68,6 +68,15 @@ FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest
              unnest($4::VARCHAR[]) AS kind, unnest($5::VARCHAR[]) AS body) n
 WHERE outbox.id = n.id
 """
+_JOIN_SAID = """
+UPDATE outbox SET part_of = m.id, state = CASE WHEN m.state = 'pending' THEN 'grouped' ELSE m.state END,
+    answer = m.answer
+FROM (SELECT unnest($2::VARCHAR[]) AS id, unnest($3::VARCHAR[]) AS thread) n JOIN (
+    SELECT incident, max_by(id, number) AS id, max_by(state, number) AS state, max_by(answer, number) AS answer
+    FROM outbox WHERE receiver = $1 AND kind = 'firing' AND incident IN (SELECT unnest($3::VARCHAR[])) GROUP BY incident
+) m ON m.incident = n.thread
+WHERE outbox.id = n.id
+"""
 _SAVE = """
 INSERT OR REPLACE INTO notify_groups SELECT $1, unnest($2::VARCHAR[]), unnest($3::VARCHAR[])
 """
@@ -142,6 +151,12 @@ def settle(connection: duckdb.DuckDBPyConnection, settled: Sequence[Settlement],
     if settled:
         rows = [(one.id, one.state, one.reason, one.kind, one.body) for one in settled]
         connection.execute(_SETTLE, [*(list(column) for column in zip(*rows, strict=True)), now])
+
+
+def join_said(connection: duckdb.DuckDBPyConnection, receiver: str, groups: Mapping[str, str]) -> None:
+    """Makes rows a part of the newest message of the group that said them. groups: row -> group."""
+    if groups:
+        connection.execute(_JOIN_SAID, [receiver, list(groups), list(groups.values())])
 
 
 def save_groups(connection: duckdb.DuckDBPyConnection, receiver: str, groups: Mapping[str, str]) -> None:

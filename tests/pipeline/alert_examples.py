@@ -20,6 +20,10 @@ ALONE = Setting()
 BELOW = {"matchers": ['rack="r0"'], "group_wait": "0s"}
 REGEX = {"matchers": ['rack=~"r0"'], "group_wait": "0s"}
 LONG = ("hours", 1)
+ALL = {"receiver": "desk", "matchers": ['severity=~"critical|warning"'], "group_wait": "0s", "group_by": []}
+LATER = {**ALL, "group_by": ["alertname", "rack"], "group_wait": "10s"}
+TWICE = replace(HOOK, group_wait="0s", routes=({**ALL, "continue": True}, LATER))
+SECOND, RESTART = ("seconds", 1), ("restart",)
 
 
 def end(cause: str) -> tuple[str, str, bool]:
@@ -104,5 +108,14 @@ EXAMPLES = {
     ),
     "group_by changes while a page fires": World(
         Setting(PAGER), 20, (OPEN_A, WAIT, use(Setting(replace(PAGER, group_by=("rack",)))), WAIT, end(A), WAIT)
+    ),
+    "the second of two routes to a receiver goes while its group waits, then a restart": World(
+        Setting(TWICE), 20, (OPEN_A, SECOND, use(Setting(replace(TWICE, routes=(ALL,)))), WAIT, RESTART, WAIT)
+    ),
+    "both of two routes to a receiver go while the second group waits, then a restart": World(
+        Setting(TWICE), 20, (OPEN_A, SECOND, use(Setting(replace(TWICE, routes=()))), WAIT, RESTART, WAIT)
+    ),
+    "a person takes a page that one of two groups of a receiver said, then a restart": World(
+        Setting(TWICE), 20, (OPEN_A, SECOND, ("acknowledge", A, None), WAIT, RESTART, WAIT)
     ),
 }
