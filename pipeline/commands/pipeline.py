@@ -289,7 +289,8 @@ class PipelineBackend:
         if event.incident.startswith(GROUP_PREFIX):
             with contextlib.closing(self.cursor()) as cursor:
                 incidents = held_rows.list_group_incidents(cursor, name, event.incident)
-        person = Caller(make_printable(event.person).strip() or "unknown", "operator", f"{origin} via receiver {name}")
+        who, origin = make_printable(event.person).strip() or "unknown", f"{origin} via receiver {name}"
+        person = Caller(who, "operator", origin, receiver=name)
         done = [one for one in incidents if self._apply_pagerduty(event, person, one)]
         return f"{event.kind} by {event.person}: {', '.join(done) or 'nothing to change'}"
 

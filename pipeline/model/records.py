@@ -300,16 +300,17 @@ class Caller(str):
 
     on_behalf_of: the token may name the person who acts.   is_person: a person who signed in, as such a
     program says.   is_executor: the token may carry out acts.   subject: what identifies the person at the provider
-    of the login, "" if unknown; a name may change.
+    of the login, "" if unknown; a name may change.   receiver: where the person acted, such as a PagerDuty; "": here.
     """
 
-    __slots__ = ("is_executor", "is_person", "on_behalf_of", "origin", "role", "subject")
+    __slots__ = ("is_executor", "is_person", "on_behalf_of", "origin", "receiver", "role", "subject")
     role: Role
     origin: str
     on_behalf_of: bool
     is_person: bool
     is_executor: bool
     subject: str
+    receiver: str
 
     def __new__(
         cls,
@@ -320,10 +321,11 @@ class Caller(str):
         is_person: bool = False,
         is_executor: bool = False,
         subject: str = "",
+        receiver: str = "",
     ) -> Caller:
         made = super().__new__(cls, name)
         made.role, made.origin, made.on_behalf_of = role, origin, on_behalf_of
-        made.is_person, made.is_executor, made.subject = is_person, is_executor, subject
+        made.is_person, made.is_executor, made.subject, made.receiver = is_person, is_executor, subject, receiver
         return made
 
     def may(self, role: Role) -> bool:

@@ -20,7 +20,7 @@ from pipeline.incidents.ledger import Payload
 from pipeline.incidents.silences import SEVERITY, STORM_OF, STORM_RECEIVERS, alert_name
 from pipeline.incidents.storms import STORM
 from pipeline.model.entity_names import entity_name
-from pipeline.model.records import Incident, iso
+from pipeline.model.records import Caller, Incident, iso
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import Endpoint
 from pipeline.notify.routes import SEPARATOR, Rules, show_labels
@@ -407,6 +407,7 @@ def _is_owned_again(change: Change) -> bool:
 
 def _make_extension(change: Change) -> dict[str, Any]:
     was_owned = change.before is not None and change.before.state == "acknowledged"
+    at = change.actor.receiver if isinstance(change.actor, Caller) else ""
     return {
         "event": change.kind,
         "acknowledgement_ended": was_owned and change.incident.state == "open",
@@ -414,6 +415,7 @@ def _make_extension(change: Change) -> dict[str, Any]:
         "comment": change.comment,
         "time": iso(change.time),
         "incident": change.incident.as_json(),
+        **({"receiver": at} if at else {}),
     }
 
 

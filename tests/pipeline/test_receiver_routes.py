@@ -22,6 +22,8 @@ from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.incidents.ledger import NOT_CONFIGURED
 from pipeline.model.records import SECOND, Finding
+from pipeline.notify.delivery import Answer, Request
+from pipeline.notify.receivers import Message
 from tests.pipeline.api.conftest import InProcess
 from tests.pipeline.notifier_harness import Receiver
 from tests.pipeline.test_service import EmptyJudge
@@ -104,6 +106,24 @@ def test_an_acknowledgement_in_pagerduty_is_one_here_by_the_person_once(served: 
     served.report("resolved", incident)
     assert served.get(f"/api/v1/incidents/{incident}")["history"][-1]["comment"].startswith("resolved in PagerDuty")
     assert served.get(f"/api/v1/incidents/{incident}")["resolved"] is None, "the fault is still there"
+
+
+def test_an_acknowledgement_in_one_pagerduty_reaches_the_other_and_is_not_sent_back(served: Served) -> None:
+    incident = served.open_incident()
+    served.report("acknowledged", incident)
+    query = "SELECT receiver, id, payload FROM outbox WHERE kind = 'update' ORDER BY receiver"
+    rows = served.service.database.cursor().execute(query).fetchall()
+    assert [name for name, _, _ in rows] == ["deaf", "pager"]
+    sent: dict[str, list[str]] = {"deaf": [], "pager": []}
+    for name, id_, text in rows:
+
+        def call(request: Request, name: str = name) -> Answer:
+            sent[name].append(json.loads(request.body or b"")["event_action"])
+            return Answer(202, body=b'{"status": "success", "message": "Event processed"}')
+
+        message = Message(id_, incident, "update", json.loads(text))
+        assert served.service.notifier.receivers[name].send(message, call).outcome == "delivered"
+    assert sent == {"deaf": ["acknowledge"], "pager": []}
 
 
 def test_codes_in_what_pagerduty_reports_are_removed(served: Served) -> None:

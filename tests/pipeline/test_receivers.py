@@ -239,10 +239,13 @@ def test_secrets_are_in_no_error(service: Service, tmp_path: Path, secret: Secre
 
 def test_pagerduty_has_one_alert_for_the_life_of_an_incident(service: Service, secret: Secret) -> None:
     one = build_receiver(pagerduty(service, secret))[0]
-    for kind, actor in (("firing", "fleetpulse"), ("update", "ada"), ("update", "pagerduty:Bo"), ("resolved", "")):
-        one.send(message(kind, actor=actor), CALL)
+    acts = (("firing", "fleetpulse", ""), ("update", "ada", ""), ("update", "pagerduty:Bo", "r"), ("resolved", "", ""))
+    for kind, actor, receiver in acts:
+        one.send(message(kind, actor=actor, receiver=receiver), CALL)
     events = service.bodies("/v2/enqueue")
     assert [e["event_action"] for e in events] == ["trigger", "acknowledge", "resolve"], "Bo's is not sent back"
+    one.send(message("update", actor="pagerduty:Bo", receiver="another"), CALL)
+    assert service.bodies("/v2/enqueue")[-1]["event_action"] == "acknowledge", "made in another PagerDuty"
     assert {e["dedup_key"] for e in events} == {"inc-0"}
     assert {e["routing_key"] for e in events} == {KEY}
     payload = events[0]["payload"]

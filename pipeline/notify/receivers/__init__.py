@@ -47,7 +47,8 @@ class Message:
     id:        idempotency key: the same at every attempt.
     thread:    what the message is about: an incident, or a group of alerts. Its messages arrive in order.
     kind:      `firing`, `resolved`, or `update` for all other changes.
-    body:      body of version 4; its object `fleetpulse` has `event`, `actor`, `comment`, `time` and `incident`.
+    body:      body of version 4; its object `fleetpulse` has `event`, `actor`, `comment`, `time` and `incident`,
+               and `receiver` if the actor did it there.
     reference: what the receiver called the first message of the thread; empty before.
     time:      when this attempt is made (UTC us).
     has_fired: whether the receiver got a firing message of the thread.

@@ -79,8 +79,8 @@ class PagerDutyEndpoint(Endpoint):
             read_secret(self._receiver.section, self.name, "webhook_secret_file", path)
 
     def send(self, message: Message, call: Call) -> PostResult:
-        """Sends one event. An acknowledgement that came from PagerDuty is not sent back."""
-        if message.kind == "update" and str(message.change.get("actor", "")).startswith(PREFIX):
+        """Sends one event. An acknowledgement is not sent back to the PagerDuty in which it was made."""
+        if message.kind == "update" and message.change.get("receiver") == self.name:
             return PostResult("delivered", "made in PagerDuty, not sent back")
         action = {"firing": "trigger", "resolved": "resolve"}.get(message.kind, "acknowledge")
         if message.kind == "firing" and message.is_resolved:
