@@ -173,7 +173,7 @@ class Silences(Strict):
 
 
 class FailedReservation(Strict):
-    """A reservation that is not applied as it is now; empty: all of them."""
+    """A reservation that is not applied as it is now (empty: all of them), or is in doubt, and why."""
 
     reservation: str
     reason: str
@@ -186,6 +186,7 @@ class Reservations(Strict):
     read: Time | None
     applied: int
     failures: list[FailedReservation]
+    warnings: list[FailedReservation]
 
 
 class StormParts(Strict):

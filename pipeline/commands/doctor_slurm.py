@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.http import client
@@ -22,12 +25,21 @@ def check_reservations(config: Config) -> Check:
         return Check(NAME, "info", "no pipeline answers, which reads them")
     if status != 200:
         return Check(NAME, "info", f"the pipeline does not show them (HTTP {status})")
-    failures = answer["failures"]
+    failures, doubts = answer["failures"], answer.get("warnings", [])
     if not failures:
         read = f"read at {answer['read'][:19]}Z" if answer["read"] else "not read yet"
-        return Check(NAME, "ok", f"{answer['applied']} of Slurm are maintenance windows, {read}")
-    named = "; ".join(f"{one['reservation'] or 'all'}: {one['reason']}" for one in failures[:SHOWN])
-    more = f" (and {len(failures) - SHOWN} more)" if len(failures) > SHOWN else ""
+        applied = f"{answer['applied']} of Slurm are maintenance windows, {read}"
+        if not doubts:
+            return Check(NAME, "ok", applied)
+        meaning = "a window of a node that no agent and no source of topology names silences nothing"
+        fix = "give agents the names that Slurm has ([agent] node), or correct the reservation"
+        return Check(NAME, "warn", f"{applied}; {_list(doubts)}", meaning, fix)
     meaning = "nodes in these reservations page while people work on them; windows that are known stay as they were"
     fix = "scontrol show reservation, on the pipeline's host and as its user; docs/incidents.md#silences"
-    return Check(NAME, "fail", named + more, meaning, fix)
+    return Check(NAME, "fail", _list(failures), meaning, fix)
+
+
+def _list(told: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the first reservations of a list with their reasons."""
+    named = "; ".join(f"{one['reservation'] or 'all'}: {one['reason']}" for one in told[:SHOWN])
+    return named + (f" (and {len(told) - SHOWN} more)" if len(told) > SHOWN else "")

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.engine.people import People
 from pipeline.incidents.matchers import Matcher, are_equal
 from pipeline.incidents.silences import SLURM, Silence, make_scope_matchers
-from pipeline.judging.mutes import MAX_MUTE_US
+from pipeline.judging.mutes import MAX_MUTE_US, find_unknown_scopes
 from pipeline.model.errors import FleetpulseError, Retryable, Unreachable, UsageError
 from pipeline.model.records import SECOND, Caller, iso
 
@@ -137,6 +137,16 @@ def apply_reservations(
     return changed, failed
 
 
+def _describe_unknown(people: People, reservation: Reservation) -> str:
+    """Returns a text about nodes that no agent and no source of topology names: they may be misspelt; "" if none is."""
+    scopes = [f"node:{name}" for name in reservation.nodes]
+    unknown = find_unknown_scopes(scopes, people.engine.topology, people.engine.devices.has_device)
+    if not unknown:
+        return ""
+    shown = ", ".join(unknown[:SHOWN]) + (", ..." if len(unknown) > SHOWN else "")
+    return f"{len(unknown):,} of its {len(scopes):,} nodes are not known: {shown}"
+
+
 def _apply_one(people: People, wanted: Reservation, before: Silence | None, now: int) -> bool:
     """Adds or changes the window of a reservation; returns whether it did. Raises UsageError."""
     was_ended = before is not None and before.expired is not None
@@ -171,12 +181,14 @@ def _find_end(wanted: Reservation, before: Silence | None, now: int) -> int:
 @dataclass
 class ReservationWatch:
     """Applies the reservations regularly. read: when scontrol last answered (UTC us); None: never.   applied: number
-    of windows that are as their reservations.   failures: why which are not; under "" why none could be read."""
+    of windows that are as their reservations.   failures: why which are not; under "" why none could be read.
+    warnings: what is doubtful in those that are windows."""
 
     seconds: float = 0.0
     read: int | None = None
     applied: int = 0
     failures: Failures = field(default_factory=dict)
+    warnings: dict[str, str] = field(default_factory=dict)
 
     def run(self, find_people: Callable[[], People], stop: threading.Event) -> None:
         """Applies the reservations every so many seconds until `stop`. New failures are logged."""
@@ -203,6 +215,8 @@ class ReservationWatch:
         current = [r for r in found if r.ends > now]
         self.read, self.applied = now, sum(r.name not in failures for r in current)
         self.failures = failures
+        found_odd = {r.name: _describe_unknown(people, r) for r in current if r.name not in failures}
+        self.warnings = {name: text for name, text in found_odd.items() if text}
 
     def count(self) -> dict[str, float]:
         """Returns the metrics; none where reservations are not read."""
@@ -214,6 +228,15 @@ class ReservationWatch:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the state in the form of the API."""
-        failures = [{"reservation": name, "reason": why} for name, why in sorted(self.failures.items())]
+        failures, warnings = (
+            [{"reservation": name, "reason": why} for name, why in sorted(told.items())]
+            for told in (self.failures, self.warnings)
+        )
         read = None if self.read is None else iso(self.read)
-        return {"seconds": self.seconds, "read": read, "applied": self.applied, "failures": failures}
+        return {
+            "seconds": self.seconds,
+            "read": read,
+            "applied": self.applied,
+            "failures": failures,
+            "warnings": warnings,
+        }

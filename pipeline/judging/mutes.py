@@ -225,13 +225,7 @@ def warn_unknown_scope(scope: str, topology: Topology, sends: Callable[[str], bo
 
 def warn_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool]) -> str:
     """Returns a warning that names the first unknown scopes; empty if all are known."""
-    above = {e for parents in topology.parents.values() for e in parents}
-
-    def is_known(scope: str) -> bool:
-        named = scope == ANY or kind_of(scope) in _GROUP_KINDS
-        return named or sends(scope) or scope in topology.parents or scope in above
-
-    unknown = [scope for scope in scopes if not is_known(scope)]
+    unknown, above = find_unknown_scopes(scopes, topology, sends), _list_above(topology)
     said = []
     for scope in unknown[:SHOWN_UNKNOWN]:
         near = difflib.get_close_matches(scope, {*topology.parents, *above}, 1) if len(unknown) == 1 else []
@@ -239,6 +233,21 @@ def warn_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callab
         said.append(f"scope = {scope!r}: unknown entity; no effect until it appears{hint}")
     more = f"; and {len(unknown) - SHOWN_UNKNOWN} more" if len(unknown) > SHOWN_UNKNOWN else ""
     return "; ".join(said) + more
+
+
+def find_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool]) -> list[str]:
+    """Returns the scopes that no agent and no source of topology names."""
+    above = _list_above(topology)
+
+    def is_known(scope: str) -> bool:
+        named = scope == ANY or kind_of(scope) in _GROUP_KINDS
+        return named or sends(scope) or scope in topology.parents or scope in above
+
+    return [scope for scope in scopes if not is_known(scope)]
+
+
+def _list_above(topology: Topology) -> set[str]:
+    return {e for parents in topology.parents.values() for e in parents}
 
 
 def _with(finding: Finding, **more: Any) -> Finding:

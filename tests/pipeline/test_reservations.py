@@ -329,6 +329,31 @@ def test_failed_reservations_are_in_the_metrics_the_api_and_the_doctor(site, mon
     assert check_reservations(Config()).state == "info"
 
 
+def test_nodes_that_nothing_knows_are_a_warning_of_the_api_and_the_doctor(site, monkeypatch):
+    read = [
+        reservation(site, "good", ("n0", "n1")),
+        reservation(site, "far", ("nosuch7.example.com", "n1")),
+        reservation(site, "lost", tuple(f"x{n}" for n in range(1200))),
+    ]
+    monkeypatch.setattr("pipeline.commands.reservations.read_reservations", lambda: (read, {}))
+    watch = ReservationWatch(120.0)
+    watch.apply(site.people)
+    answer = Reservations.model_validate(watch.as_json()).model_dump()
+    assert (answer["applied"], answer["failures"]) == (3, [])
+    assert answer["warnings"] == [
+        {"reservation": "far", "reason": "1 of its 2 nodes are not known: node:nosuch7.example.com"},
+        {"reservation": "lost", "reason": "1,200 of its 1,200 nodes are not known: node:x0, node:x1, node:x2, ..."},
+    ]
+    monkeypatch.setattr("pipeline.http.client.get", lambda config, path: (200, answer))
+    found = check_reservations(Config(incidents=Incidents(slurm_seconds=120.0)))
+    assert found.state == "warn"
+    assert found.found.startswith("3 of Slurm are maintenance windows, read at 2026-")
+    assert "; far: 1 of its 2 nodes are not known: node:nosuch7.example.com; lost: " in found.found
+    del read[1:]
+    watch.apply(site.people)
+    assert watch.as_json()["warnings"] == []
+
+
 @pytest.mark.slurm
 def test_a_real_slurm_names_its_maintenance_reservations_and_no_others(tmp_path, monkeypatch):
     if reason := missing():
