@@ -87,7 +87,7 @@ class RunningDesk(Desk):
             self._mutes.end(key[0], {case.incident.cause, self._causes.find_suspect(key[1])})
             if key not in self._case_ids or not self._cases[self._case_ids[key]].is_open:
                 self._case_ids[key] = incident_id
-        case.resolved_by_person, case.stays, case.quiet_from = False, True, self.time
+        case.resolved_by_person, case.reopened, case.quiet_from = False, {*case.conditions}, self.time
         case.incident.resolved, case.incident.state, case.incident.updated = None, "open", time
         return case.make_change("reopened", before, user, comment, time)
 
@@ -102,7 +102,7 @@ class RunningDesk(Desk):
         kept.set_apart = False  # a person joined it with another one again
         for case in cases:
             kept.adopted |= case.conditions.keys() | case.adopted
-            kept.stays, kept.apart = kept.stays or case.stays, (kept.apart | case.apart) - {kept_id, *others}
+            kept.apart = (kept.apart | case.apart) - {kept_id, *others}
             self._absorb_case(kept, case)
         kept.refresh_incident(self._causes, self._before[kept_id], self.time)
         made = self._collect_changes()

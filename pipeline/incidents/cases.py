@@ -149,7 +149,7 @@ class Case:
     adopted:       conditions that a person merged into it: they belong to it whatever their cause.
     apart:         incidents from which a person split it: they are never merged.
     set_apart:     a person split it off: no cause above it takes it in.
-    stays:         a person reopened it: only a person resolves it.
+    reopened:      conditions that it had when a person reopened it: only a person resolves what has them.
     """
 
     incident: Incident
@@ -163,7 +163,7 @@ class Case:
     reason: str = ""
     adopted: set[tuple[str, str]] = field(default_factory=set)
     apart: set[str] = field(default_factory=set)
-    stays: bool = False
+    reopened: set[tuple[str, str]] = field(default_factory=set)
     set_apart: bool = False
 
     def public_incident(self) -> Incident:
@@ -174,7 +174,7 @@ class Case:
         """Returns an independent copy."""
         conditions = {key: replace(c) for key, c in self.conditions.items()}
         made = replace(self, incident=replace(self.incident), conditions=conditions, held=set(self.held))
-        made.adopted, made.apart = set(self.adopted), set(self.apart)
+        made.adopted, made.apart, made.reopened = set(self.adopted), set(self.apart), set(self.reopened)
         return made
 
     @property
@@ -322,7 +322,8 @@ class Case:
         about = (first.summary, first.detector, first.entity, (first.entity,))
         incident = Incident(id_, cause, time, first.onset, "watch", *about, simulated=own.simulated, updated=time)
         made = Case(incident, moved, self.held & moved.keys(), self.quiet_from, visible_since=seen, apart={own.id})
-        made.set_apart = True
+        made.set_apart, made.reopened = True, self.reopened & moved.keys()
+        self.reopened -= moved.keys()
         self.held -= moved.keys()
         self.adopted -= moved.keys()
         self.conditions = {key: c for key, c in self.conditions.items() if key not in moved}
@@ -344,7 +345,7 @@ class Case:
             "reason": self.reason,
             "adopted": sorted(map(list, self.adopted)),
             "apart": sorted(self.apart),
-            "stays": self.stays,
+            "reopened": sorted(map(list, self.reopened)),
             "set_apart": self.set_apart,
         }
 
@@ -352,9 +353,10 @@ class Case:
     def from_json(cls, data: dict[str, Any]) -> Case:
         """Restores a case from `as_json`."""
         found = [Condition(**{**values, "signals": tuple(values["signals"])}) for values in data["conditions"]]
+        known = {(c.detector, c.entity): c for c in found}
         return cls(
             Incident(**{**data["incident"], "members": tuple(data["incident"]["members"])}),
-            {(c.detector, c.entity): c for c in found},
+            known,
             {(detector, entity) for detector, entity in data["holding"]},
             data["quiet_from"],
             data["by_person"],
@@ -364,7 +366,7 @@ class Case:
             data.get("reason", ""),
             {(detector, entity) for detector, entity in data.get("adopted", ())},
             set(data.get("apart", ())),
-            data.get("stays", False),
+            {(d, e) for d, e in data["reopened"]} if "reopened" in data else {*known} if data.get("stays") else set(),
             data.get("set_apart", False),
         )
 

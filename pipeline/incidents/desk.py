@@ -143,7 +143,7 @@ class Desk:
         for (detector, entity), condition in case.conditions.items():
             for suspect in (case.incident.cause, self._causes.find_suspect(entity)):
                 self._mutes.add(suspect, detector, condition.level, self.time)
-        case.resolved_by_person = True
+        case.resolved_by_person, case.reopened = True, set()
         self._resolve_case(case, max(time, case.incident.opened))
         return case.make_change("resolved", before, user, comment, time)
 
@@ -410,6 +410,7 @@ class Desk:
         self._mark_changed(case)
         kept.conditions.update(case.conditions)
         kept.held |= case.held
+        kept.reopened |= case.reopened
         kept.quiet_from = max(kept.quiet_from, case.quiet_from)
         self._case_ids.update(dict.fromkeys(case.conditions, kept.incident.id))
         self._new_keys.setdefault(kept.incident.id, []).extend(self._new_keys.pop(case.incident.id, ()))
@@ -437,7 +438,7 @@ class Desk:
                 continue
             if not all(sends_telemetry(member) for member in case.incident.members):
                 case.quiet_from = self.time
-            elif not case.held and not case.stays and self.time - case.quiet_from >= QUIET_PERIOD:
+            elif not case.held and not case.reopened and self.time - case.quiet_from >= QUIET_PERIOD:
                 self._mark_changed(case)
                 self._resolve_case(case, self.time)
         self._mutes.expire(sends_telemetry, self.time)

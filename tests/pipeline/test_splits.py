@@ -242,3 +242,48 @@ def test_what_a_person_split_off_and_merged_with_another_one_is_part_of_shared_c
     found = open_causes(site)
     assert "rack:r0" in found
     assert sum(found.values()) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_only_the_part_that_a_person_reopened_waits_for_a_person_after_a_merge_and_a_split(site, again):
+    reopened = site.report("gpu:n4.3")
+    site.people.resolve(reopened, ANN, "swapped")
+    site.people.reopen(reopened, ANN, "not yet")
+    never = site.report("gpu:n5.0")
+    site.people.merge(never, [reopened], ANN, "one fault")
+    if again:
+        site.restart()
+    made = site.people.split(never, ["gpu:n4.3"], ANN, "two faults")
+    site.clear("gpu:n5.0", "gpu:n4.3")
+    site.wait(60)
+    assert (site.state(never), site.state(made.id)) == ("resolved", "open")
+    site.people.resolve(made.id, ANN, "swapped")
+
+
+@pytest.mark.slow
+def test_a_reopened_incident_that_a_shared_cause_takes_in_still_waits_for_a_person(site):
+    one = site.report("gpu:n0.0", detector="thermal_throttle")
+    site.people.resolve(one, ANN, "cool")
+    site.people.reopen(one, ANN, "hot")
+    site.now += 10 * SECOND
+    gpus = [f"gpu:n{n}.{g}" for n in range(4) for g in range(4)]
+    site.report(*gpus[1:], detector="thermal_throttle")
+    assert open_causes(site) == {"rack:r0": 16}
+    site.clear(*gpus)
+    site.wait(60)
+    assert open_causes(site) == {"rack:r0": 16}
+
+
+@pytest.mark.slow
+def test_what_a_person_resolved_and_a_finding_reopened_resolves_by_itself(site):
+    one, onset = site.report("gpu:n4.3"), site.now
+    site.people.resolve(one, ANN, "swapped")
+    site.people.reopen(one, ANN, "not yet")
+    site.people.resolve(one, ANN, "now it is")
+    site.clear("gpu:n4.3")
+    site.wait(15)
+    assert site.report("gpu:n4.3", onset=onset) == one
+    site.clear("gpu:n4.3")
+    site.wait(15)
+    assert site.state(one) == "resolved"
