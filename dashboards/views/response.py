@@ -17,6 +17,7 @@ from dashboards.views import muting, silencing
 from dashboards.views.form_popover import close_popover, draw_popover, is_any_open, is_open
 from dashboards.words import clock, joined, plain
 from pipeline.model.entity_names import entity_name
+from pipeline.model.records import Incident
 
 _RESULT = "fleetpulse.result"
 MAX_NAMED = 3
@@ -33,10 +34,11 @@ def draw_actions(detail: IncidentDetail) -> None:
     incident = detail.incident
     row = st.container(horizontal=True, key="actions")
     if not identity.may_write(f"incidents/{snapshot.quoted(incident.id)}/acknowledge"):
-        _draw_disabled(row, incident.state == "resolved")
+        _draw_disabled(row, incident)
         return
     if incident.state == "resolved":
-        _popover(row, "Reopen", "reopen", detail, _reopen_form, primary=True)
+        if not incident.life.merged_into:  # else its findings are in the other incident, which the page names
+            _popover(row, "Reopen", "reopen", detail, _reopen_form, primary=True)
     else:
         row.button(
             "Acknowledge",
@@ -59,9 +61,11 @@ def draw_actions(detail: IncidentDetail) -> None:
         silencing.draw_result(f"silence-{incident.id}")
 
 
-def _draw_disabled(row: Any, resolved: bool) -> None:
+def _draw_disabled(row: Any, incident: Incident) -> None:
     """Draws the buttons for a person who may only read, with what is missing."""
-    names = ("Reopen", "Assign", "Comment") if resolved else ("Acknowledge", "Assign", "Comment", "Silence", "Resolve")
+    names: tuple[str, ...] = ("Acknowledge", "Assign", "Comment", "Silence", "Resolve")
+    if incident.state == "resolved":
+        names = ("Assign", "Comment") if incident.life.merged_into else ("Reopen", "Assign", "Comment")
     for name in (*names, "Feedback"):
         row.button(name, key=f"disabled-{name}", disabled=True, help="Needs the role operator")
     row.html('<span class="fp-below">You may read only: writing needs the role operator.</span>')

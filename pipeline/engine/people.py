@@ -37,6 +37,7 @@ from pipeline.incidents.silences import (
     save_silence,
 )
 from pipeline.incidents.storms import may_silence
+from pipeline.incidents.takeover import take_over
 from pipeline.judging.mutes import MAX_MUTES, Mute, check_mute, warn_unknown_scopes
 from pipeline.model.errors import Outdated, Refused, UsageError
 from pipeline.model.records import SECOND, Event, Incident
@@ -203,11 +204,13 @@ class People:
         now = self.engine.clock()
 
         def change(desk: LiveDesk) -> list[Change]:
-            for one in (incident, *others):
-                self._require_open(one, "merged")
-            return desk.merge(incident, others, user, comment, now)
+            kept, *known = (self._require_open(one, "merged") for one in (incident, *others))
+            made = desk.merge(incident, others, user, comment, now)
+            known = [one for one in known if one.id != incident]
+            return [*made, *take_over(kept, made[0].incident, known, desk.acknowledge, user, now)]
 
-        return self._change(incident, "merge", user, f"{', '.join(others)}: {comment}", version, change)
+        self._change(incident, "merge", user, f"{', '.join(others)}: {comment}", version, change)
+        return self.engine.life.shown[incident]
 
     def split(
         self, incident: str, entities: Sequence[str], user: str, comment: str, version: int | None = None

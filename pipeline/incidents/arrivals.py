@@ -93,7 +93,7 @@ class RunningDesk(Desk):
 
     def merge(self, kept_id: str, others: Sequence[str], user: str, comment: str, time: int) -> list[Change]:
         """Merges open incidents into one, which keeps its cause. Raises as `resolve`."""
-        kept, cases = self._find_case(kept_id), [self._find_case(id_) for id_ in others if id_ != kept_id]
+        kept, cases = self._find_case(kept_id), [self._find_case(i) for i in dict.fromkeys(others) if i != kept_id]
         for case in (kept, *cases):
             case.require_open("merged")
         self._start_instant()
@@ -105,12 +105,16 @@ class RunningDesk(Desk):
             kept.apart = (kept.apart | case.apart) - {kept_id, *others}
             self._absorb_case(kept, case)
         kept.refresh_incident(self._causes, self._before[kept_id], self.time)
-        made = self._collect_changes()
-        kinds = {c.incident.id: "merged" if c.kind == "updated" else c.kind for c in made}
-        return [
-            replace(c, actor=user, kind=kinds[c.incident.id], comment=f"{c.comment}: {comment}".lstrip(": "))
+        made = [replace(c, actor=user) for c in self._collect_changes()]
+        names = ", ".join(case.incident.id for case in cases)
+        row = kept.make_change("merged", kept.public_incident(), user, f"{names}: {comment}", time)
+        own = [
+            replace(c, kind="merged", comment=row.comment) if c.kind == "updated" else c
             for c in made
+            if c.incident.id == kept_id
         ]
+        own += [row] if own[0].kind != "merged" else []
+        return own + [replace(c, comment=f"{c.comment}: {comment}") for c in made if c.incident.id != kept_id]
 
     def split(self, incident_id: str, entities: Collection[str], user: str, comment: str, time: int) -> list[Change]:
         """Moves the findings about some members into an incident of their own, which is never merged back by itself.

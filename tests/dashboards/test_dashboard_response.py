@@ -346,3 +346,14 @@ def test_a_job_whose_loss_another_incident_counts_says_which() -> None:
     loss = cause_and_impact.job_rows(found, NOW)[0][2]
     assert isinstance(loss, Link)
     assert (loss.text.endswith(" GPU-h; now in B2"), loss.href) == (True, "incident?id=B2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merged_into", [None, "A2"])
+def test_a_merged_incident_offers_no_reopen_and_names_the_one_that_has_its_findings(
+    api: Any, merged_into: str | None
+) -> None:
+    api.incidents["A1"] |= {"state": "resolved", "resolved": iso(NOW), "merged_into": merged_into}
+    test = page(incident_script, opened="reopen-A1", id="A1")
+    assert ("reopen-A1-do" in {widget.key for widget in test.button}) == (merged_into is None)
+    assert ("Merged into" in shown(test)) == (merged_into is not None)
