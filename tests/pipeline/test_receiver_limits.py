@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.config.receivers import Alertmanager, Notify, ReceiverConfig, Webhook
 from pipeline.config.sections import Config
+from pipeline.model.records import SECOND
 from pipeline.notify.receivers import build_receiver, cut_bytes, encode_json, make_title
 from pipeline.notify.receivers.webhook import MAX_EVENT_BYTES, make_cloud_event, make_event
 from tests.pipeline.notifier_harness import NotifierHarness
@@ -221,6 +222,24 @@ def test_the_health_check_and_the_test_of_an_alertmanager_tell_it_from_a_login_p
         rows, _, found = notify.run_test(config, "r", "info", lambda _: None)
         assert found == code
         assert ("unexpected answer" in rows[-1]["result"]) == bool(code)
+
+
+def test_an_alertmanager_for_which_there_is_no_alert_is_asked_whether_it_works(
+    service: Service, secret: Secret, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    harness = NotifierHarness(tmp_path, [], Notify(alertmanagers=(Alertmanager("r", (service.url,)),)))
+    harness.alive = False  # no Watchdog
+    harness.notifier.send_watchdog("r")
+    assert [path for path, *_ in service.received] == ["/api/v2/status"]
+    assert harness.notifier.list_receivers({})[0]["state"] == "ok"
+    answer_all(monkeypatch, 200, LOGIN)
+    for _ in range(3):
+        harness.now += 61 * SECOND
+        harness.notifier.send_watchdog("r")
+    assert harness.notifier.list_receivers({})[0]["state"] == "down"
+    nowhere = build_receiver(Alertmanager("r", ("http://127.0.0.1:9",)))[0]
+    assert nowhere.resend([], 0, CALL).outcome == "retry"
+    harness.close()
 
 
 @pytest.mark.parametrize("kind", ["slack", "pagerduty"])

@@ -164,7 +164,7 @@ class Endpoint:
         raise KeyError(self.name)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> PostResult:
-        """Sends all alerts that fire, and those that ended a short time ago."""
+        """Sends all alerts that fire, and those that ended a short time ago; without one, runs the health check."""
         raise TypeError(f"{type(self).__name__} resends nothing")
 
     def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:

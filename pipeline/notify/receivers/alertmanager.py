@@ -90,8 +90,11 @@ class AlertmanagerEndpoint(Endpoint):
             return PostResult("retry", str(error))
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> PostResult:
-        """Pushes all alerts. One that is refused is logged once; the others are accepted."""
+        """Pushes all alerts; without one, its health check says whether it works. One that is refused is logged once;
+        the others are accepted."""
         try:
+            if not alerts:
+                return self._read_status(call)
             refused, result = self._push(alerts, now, call)
         except ConfigError as error:
             return PostResult("retry", str(error))
@@ -104,6 +107,9 @@ class AlertmanagerEndpoint(Endpoint):
 
     def probe(self, call: Call) -> PostResult | None:
         """Reads /api/v2/status, which only an Alertmanager has."""
+        return self._read_status(call)
+
+    def _read_status(self, call: Call) -> PostResult:
         return _classify(self._request(call, "/api/v2/status"), _is_status, "JSON with cluster and versionInfo")
 
     def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:
