@@ -16,7 +16,7 @@ import duckdb
 from pipeline.incidents.impact import ImpactBook, Tracked
 from pipeline.incidents.job_loss import HOUR, JobLoss
 from pipeline.incidents.job_pace import KEPT_MINUTES, MINUTE, Minute
-from pipeline.incidents.jobs import KEPT, Job, JobBook
+from pipeline.incidents.jobs import KEPT, Job, JobBook, Newest
 from pipeline.model.job_effect import read_doubt, split_doubt
 from pipeline.model.records import SECOND, Incident, iso
 
@@ -49,6 +49,9 @@ SELECT unnest($1::VARCHAR[]), make_timestamptz(unnest($2::BIGINT[])), unnest($3:
        unnest($5::BIGINT[])
 """
 
+_STEPS = "job_steps"
+"""Row of `meta` with the number of the newest step of each running job, which no column of `jobs` has: the version
+before writes rows of that table without naming columns."""
 _JOB = (
     *("entity", "started", "name", "account", "user", "scheduler", "ended", "ranks", "gpus", "nodes", "checkpoint"),
     "simulated",
@@ -147,6 +150,9 @@ def _write_jobs(connection: duckdb.DuckDBPyConnection, book: JobBook, changed: I
         )
     if rows:
         connection.execute(_JOBS, [list(column) for column in zip(*rows, strict=True)])
+        paces = ((job.entity, book.paces.jobs.get(job.entity)) for job in book.running())
+        steps = {job: [p.moved_at, p.step, p.reported_at] for job, p in paces if p is not None and p.step >= 0}
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ($1, $2)", [_STEPS, json.dumps(steps)])
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -161,13 +167,16 @@ def load_books(connection: duckdb.DuckDBPyConnection, book: ImpactBook, open_: I
         [time - KEPT],
     ).fetchall()
     jobs = [Job(**{**dict(zip(_JOB, row[:-1], strict=True)), "nodes": tuple(row[9])}) for row in rows]
-    moved = {row[0]: int(row[-1]) for row in rows if row[-1] is not None}  # of the newest run: in order of their start
+    newest = {row[0]: Newest(row[-1]) for row in rows if row[-1] is not None}  # of the newest run: in order of start
+    for job, (moved, step, reported) in _read_steps(connection).items():
+        if job in newest and newest[job].moved <= moved:  # else a version without this row has written since
+            newest[job] = Newest(moved, step, reported)
     minutes = connection.execute(
         """SELECT job, epoch_us(time), step_time, steps, pause FROM job_pace WHERE time >= make_timestamptz($1::BIGINT)
            AND job IN (SELECT unnest($2::VARCHAR[])) ORDER BY time""",
         [time - KEPT_MINUTES * MINUTE, [job.entity for job in jobs]],
     ).fetchall()
-    book.jobs.load(jobs, [(job, Minute(*values)) for job, *values in minutes], time, moved)
+    book.jobs.load(jobs, [(job, Minute(*values)) for job, *values in minutes], time, newest)
     incidents = {incident.id: incident for incident in open_}
     found = connection.execute(
         "SELECT incident, epoch_us(time), state FROM impact WHERE incident IN (SELECT unnest($1::VARCHAR[]))",
@@ -184,6 +193,12 @@ def load_books(connection: duckdb.DuckDBPyConnection, book: ImpactBook, open_: I
     ).fetchall()
     for id_, onset, text in resolved:  # they do not count on, and what they counted is not counted again
         book.claim(id_, onset, _decode_losses(text).values())
+
+
+def _read_steps(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[int, float, int]]:
+    """Returns job -> when its newest step was made, its number, and when its ranks reported it last."""
+    row = connection.execute("SELECT value FROM meta WHERE key = $1", [_STEPS]).fetchone()
+    return {} if row is None else json.loads(row[0])
 
 
 def load_losses(connection: duckdb.DuckDBPyConnection, incident: str) -> dict[str, JobLoss]:

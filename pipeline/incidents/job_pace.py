@@ -37,6 +37,7 @@ FURTHER = 1.25
 """Factor in the step time by which a slow job becomes slow anew. Chosen: above what a slow rank varies by itself."""
 _OF_STEPS, _OF_PAUSES = 3.0, 1.5  # times the usual step, and the longest pause so far, that are no hang; chosen
 _RECENT = 3  # closed minutes whose median, with the open one, is the pace now; chosen
+_APART = 1.5  # steps between ranks that wait for each other, and half a one for the median; chosen
 _REWOUND = 0.05  # share of the step number below which a counter restarted at zero instead of at a checkpoint; chosen
 
 
@@ -83,6 +84,7 @@ class JobPace:
     slowed: (time, step time) since which it is slower than usual, and since which it is slower by FURTHER again:
     several faults may slow it one after the other.
     rewound: its newest restarts from a checkpoint.  gaps: its newest times without a step that have ended.
+    restored: as it was stored; nothing is reported since.
     """
 
     minutes: deque[Minute] = field(default_factory=lambda: deque(maxlen=KEPT_MINUTES))
@@ -94,6 +96,7 @@ class JobPace:
     rewound: list[Restart] = field(default_factory=list)
     reported_at: int = 0
     gaps: list[Gap] = field(default_factory=list)
+    restored: bool = False
     _open: int = 0
     _samples: list[float] = field(default_factory=list)
     _steps: float = 0.0
@@ -112,9 +115,11 @@ class JobPace:
     def add(self, time: int, step_time: float, step: float) -> Minute | None:
         """Adds what the ranks report of a new step; returns the minute that this closes."""
         closed = self.close_minute(time)
+        if time <= self.moved_at:  # read again after a restart
+            return closed
         start = time - time % MINUTE
-        if self.minutes and start <= self.minutes[-1].time:  # read again after a restart
-            self.moved_at, self.step = max(time, self.moved_at), step
+        if self.minutes and start <= self.minutes[-1].time:  # of a minute that is stored
+            self.moved_at, self.step = time, step
             return closed
         self._open = start
         if self.moved_at:
@@ -135,6 +140,11 @@ class JobPace:
             made = None if steps is None else 0.0
         if self.waits_at(time):
             self.gaps = [*self.gaps[-9:], Gap(self.moved_at, time, made)]
+
+    def follows(self, time: int, step: float) -> bool:
+        """Returns whether the first step after a pipeline restart differs from the stored one by more than ranks do
+        among each other: steps were made, or a checkpoint was loaded, while nothing was read."""
+        return self.restored and time > self.moved_at and abs(step - self.step) > _APART
 
     def close_minute(self, time: int) -> Minute | None:
         """Closes the open minute if `time` is after it, and returns it."""
@@ -256,16 +266,18 @@ class PaceBook:
         seen = np.isfinite(steps)
         known = np.isfinite(self._last)
         self._last[seen] = steps[seen]
-        at = np.flatnonzero(moved & known & (self._job_of >= 0))
-        for slot, step_time, step in _medians(self._job_of[at], times[at], steps[at]):
-            name = self._names[slot]
-            closed = self.jobs.setdefault(name, JobPace()).add(frame.time, step_time, step)
-            if closed is not None:
-                yield name, closed
+        for first in (True, False):
+            at = np.flatnonzero(moved & (known != first) & (self._job_of >= 0))
+            for slot, step_time, step in _medians(self._job_of[at], times[at], steps[at]):
+                name = self._names[slot]
+                if first and not ((pace := self.jobs.get(name)) and pace.follows(frame.time, step)):
+                    continue
+                if (closed := self.jobs.setdefault(name, JobPace()).add(frame.time, step_time, step)) is not None:
+                    yield name, closed
         reported = np.bincount(self._job_of[seen & (self._job_of >= 0)], minlength=len(self._names))
         for number in np.flatnonzero(reported).tolist():
             if (known_pace := self.jobs.get(self._names[number])) is not None:
-                known_pace.reported_at = frame.time
+                known_pace.reported_at, known_pace.restored = frame.time, False
         for name, pace in self.jobs.items():
             if (closed := pace.close_minute(frame.time)) is not None:
                 yield name, closed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.incidents.job_pace import MINUTE, JobPace, Minute, PaceBook
+from pipeline.incidents.job_pace import MINUTE, REPORTED_FOR, JobPace, Minute, PaceBook
 from pipeline.model.records import SECOND, Frame, Instant
 from pipeline.model.topology import WORK, Topology, kind_of
 
@@ -58,6 +58,20 @@ class Pulse:
     moved: int
     reported: int
     hangs: bool
+
+    @property
+    def lasts(self) -> bool:
+        """Whether its ranks reported the old step for as long as agents do."""
+        return self.reported - self.moved >= REPORTED_FOR
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest step of a job as it is stored: when it was made, its number, and when its ranks reported it last."""
+
+    moved: int
+    step: float = float("nan")
+    reported: int = 0
 
 
 @dataclass(slots=True)
@@ -116,11 +130,12 @@ class JobBook:
             self._renew_pulses()
 
     def _renew_pulses(self) -> None:
-        """Replaces the pulses; a job that begins or ceases to hang is stored, though no minute of it ends."""
-        before = self.pulses
+        """Replaces the pulses; a job that begins or ceases to hang is stored, though no minute of it ends, and so is
+        one whose hang goes on without reports."""
+        before = {(job, pulse.lasts) for job, pulse in self.pulses.items() if pulse.hangs}
         self.pulses = {job.entity: pulse for job in self.running() if (pulse := self._find_pulse(job)) is not None}
-        hung = {job for job, pulse in before.items() if pulse.hangs}
-        self.changed |= hung ^ {job for job, pulse in self.pulses.items() if pulse.hangs}
+        now = {(job, pulse.lasts) for job, pulse in self.pulses.items() if pulse.hangs}
+        self.changed |= {job for job, _ in before ^ now}
 
     def _find_pulse(self, job: Job) -> Pulse | None:
         pace = self.paces.jobs.get(job.entity)
@@ -129,14 +144,19 @@ class JobBook:
         return Pulse(pace.moved_at, pace.reported_at, pace.hangs_at(self.time))
 
     def load(
-        self, jobs: Iterable[Job], minutes: Iterable[tuple[str, Minute]], time: int, moved: Mapping[str, int]
+        self, jobs: Iterable[Job], minutes: Iterable[tuple[str, Minute]], time: int, newest: Mapping[str, Newest]
     ) -> None:
-        """Restores stored jobs, and their minutes, oldest first. moved: job -> its newest step, of those with one."""
-        self.time, self.jobs = max(moved.values(), default=time), {job.entity: job for job in jobs}
+        """Restores stored jobs, and their minutes, oldest first. newest: job -> its newest step, of those with one."""
+        self.time = max((found.moved for found in newest.values()), default=time)
+        self.jobs = {job.entity: job for job in jobs}
         for job, minute in minutes:
             pace = self.paces.jobs.setdefault(job, JobPace())
             pace.append(minute)
-            pace.first_at, pace.moved_at = pace.first_at or minute.time, moved.get(job, minute.time + MINUTE)
+            pace.first_at, pace.moved_at = pace.first_at or minute.time, minute.time + MINUTE
+        for job, pace in self.paces.jobs.items():
+            if (found := newest.get(job)) is not None:
+                pace.moved_at, pace.step, pace.reported_at = found.moved, found.step, found.reported
+                pace.restored = True
         self._refresh(time)
 
     def _read_events(self, instant: Instant) -> None:
