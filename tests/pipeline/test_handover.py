@@ -66,7 +66,7 @@ def test_pages_that_nobody_acknowledged_come_first_then_tickets_then_watches_the
 def storm(site):
     """Of 30 pages 20 are sent; ten are parts of a storm."""
     for number in range(30):
-        site.report(f"gpu:n{number // 4}.{number % 4}", detector=f"fault{number % 4}")
+        site.report(f"host:h{number}")
         site.now += SECOND
     (found,) = [i for i in site.shown().values() if i.detector == STORM]
     return found
@@ -86,7 +86,7 @@ def test_a_storm_is_one_line_with_a_count_in_each_list(site, storm):
     text = format_handover(found)
     assert "Open: 31 (10 in storms)" in text
     assert "Pending: 21\n" in text
-    assert text.count("Alert storm: 10 more pages\n      10 more in it\n") == 2
+    assert text.count("Alert storm: 10 more pages, all Hot\n      10 more in it\n") == 2
     site.people.acknowledge(storm.id, "ann", "mine")
     found = hand_over(site)
     assert [row["id"] for row in found["pending"] if "ann" in row["what"]] == [storm.id]
