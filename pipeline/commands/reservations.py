@@ -125,10 +125,14 @@ def apply_reservations(
     wanted = {r.id: r for r in reservations if r.ends > now}
     known = {s.id: s for s in people.list_silences("maintenance") if s.source.startswith(SLURM)}
     for id_, silence in known.items():
-        is_gone = id_ not in wanted and "" not in failed and silence.source.removeprefix(SLURM) not in failed
+        name = silence.source.removeprefix(SLURM)
+        is_gone = id_ not in wanted and "" not in failed and name not in failed
         if is_gone and silence.expired is None and silence.ends > now:
-            people.expire_silence(id_, USER, silence.version)
-            changed += 1
+            try:
+                people.expire_silence(id_, USER, silence.version)
+                changed += 1
+            except (FleetpulseError, ValueError) as error:  # a person changed it meanwhile
+                failed[name] = str(error)
     for id_, reservation in wanted.items():
         try:
             changed += _apply_one(people, reservation, known.get(id_), now)
@@ -213,7 +217,8 @@ class ReservationWatch:
         now = people.engine.clock()
         _, failures = apply_reservations(people, found, failed)
         current = [r for r in found if r.ends > now]
-        self.read, self.applied = now, sum(r.name not in failures for r in current)
+        ended = {s.id for s in people.list_silences("maintenance") if s.expired is not None}  # by a person
+        self.read, self.applied = now, sum(r.name not in failures and r.id not in ended for r in current)
         self.failures = failures
         found_odd = {r.name: _describe_unknown(people, r) for r in current if r.name not in failures}
         self.warnings = {name: text for name, text in found_odd.items() if text}

@@ -173,6 +173,30 @@ def test_times_and_nodes_of_a_window_that_follows_a_reservation_are_changed_by_t
     assert window.reason == "pump is changed, ask Bo"
 
 
+def test_a_window_that_a_person_ended_does_not_count_as_applied(site, monkeypatch):
+    read = [reservation(site), reservation(site, "fab", ("n5",))]
+    monkeypatch.setattr("pipeline.commands.reservations.read_reservations", lambda: (read, {}))
+    watch = ReservationWatch(120.0)
+    watch.apply(site.people)
+    assert watch.applied == 2
+    site.wait(1)
+    site.people.expire_silence(read[0].id, "ann")
+    watch.apply(site.people)
+    assert (watch.applied, watch.failures) == (1, {})
+
+
+def test_a_window_that_a_person_changes_while_it_ends_stops_no_other(site, monkeypatch):
+    gone, other = reservation(site, "gone"), reservation(site, "other", ("n5",))
+    apply_reservations(site.people, [gone])
+    (window,) = site.people.list_silences("maintenance")
+    site.wait(1)
+    site.people.edit_silence(window.id, "ann", reason="ask Bo")
+    monkeypatch.setattr(site.people, "list_silences", one_old_list(site.people, window))
+    changed, failed = apply_reservations(site.people, [other])
+    assert (changed, list(failed)) == (1, ["gone"])
+    assert apply_reservations(site.people, [other]) == (1, {})
+
+
 def test_a_person_who_ends_a_window_while_its_reservation_is_applied_wins(site, monkeypatch):
     first = reservation(site)
     apply_reservations(site.people, [first])
