@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
+from pipeline.incidents.titles import count_alike, describe_held, name_cause
 from pipeline.judging.mutes import MAX_MUTE_US
 from pipeline.model.entity_names import cut_title
 from pipeline.model.errors import Refused, UsageError
@@ -148,6 +149,7 @@ class Case:
     reason:        why its cause, or its severity, goes beyond its findings; shown in the history.
     adopted:       conditions that a person merged into it: they belong to it whatever their cause.
     apart:         incidents from which a person split it: they are never merged.
+    alike:         members like that of the main finding; 0: not counted yet.
     set_apart:     a person split it off: no cause above it takes it in.
     reopened:      conditions that it had when a person reopened it: only a person resolves what has them.
     """
@@ -165,6 +167,7 @@ class Case:
     apart: set[str] = field(default_factory=set)
     reopened: set[tuple[str, str]] = field(default_factory=set)
     set_apart: bool = False
+    alike: int = 0
 
     def public_incident(self) -> Incident:
         """Returns a copy with the time when people could first see it as `opened`."""
@@ -240,7 +243,7 @@ class Case:
             incident.entity, incident.detector = main.entity, main.detector
         incident.severity, incident.updated = severity, time
         incident.onset = min(incident.onset, *(c.earliest for c in self.conditions.values()))
-        incident.members = self.list_members()
+        incident.members, self.alike = self.list_members(), 0
         incident.summary = self._title(main)
 
     def refresh_title(self) -> bool:
@@ -252,16 +255,13 @@ class Case:
         return True
 
     def _title(self, main: Condition) -> str:
-        """Returns the summaries of the main finding and of a held condition (a leak), in TITLE_LENGTH characters."""
+        """Returns the summaries of the main finding, below a cause of several with that cause, and of a held condition
+        (a leak), in TITLE_LENGTH characters."""
         main = self.conditions.get((self.incident.detector, self.incident.entity), main)
-        return cut_title(main.summary + self._held_summary(main))
-
-    def _held_summary(self, main: Condition) -> str:
-        """Returns the summary of a condition that holds until it is cleared, unless the main finding is one."""
-        held = [c for key, c in self.conditions.items() if key in self.held and c is not main]
-        if not held or (main.detector, main.entity) in self.held:
-            return ""
-        return f"; {min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity)).summary}"
+        self.alike = self.alike or count_alike(main.entity, self.incident.members)
+        summary = name_cause(self.incident.cause, main.entity, main.summary, self.alike)
+        held = [self.conditions[key] for key in self.held if key in self.conditions]
+        return cut_title(summary + describe_held(main, held))
 
     @property
     def is_generic(self) -> bool:

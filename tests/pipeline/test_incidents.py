@@ -580,3 +580,25 @@ def test_a_leak_that_holds_stays_in_the_summary_until_it_is_dry(collapsed_first:
     cleared = dataclasses.replace(leak, evidence={"cleared": True})
     (change,) = case.report_findings(cleared)
     assert "leak_detector:c1.tray is wrong" not in change.incident.summary
+
+
+def test_the_title_of_a_cause_that_no_finding_names_says_it_and_how_many_members_it_has() -> None:
+    parents = {f"node:n{n}": (f"rack:r{n // 8}",) for n in range(32)}
+    case = Case(Topology(parents))
+    silent = [
+        dataclasses.replace(found(f"node:n{n}", "telemetry"), summary=f"Node n{n}: silent for 3 min") for n in range(8)
+    ]
+    case.report_findings(silent[0])
+    assert case.only().summary == "Node n0: silent for 3 min"
+    case.report_findings(*silent[:7])
+    assert (case.only().cause, case.only().summary) == ("rack:r0", "Rack r0: 7 nodes: silent for 3 min")
+    later = [dataclasses.replace(one, summary=one.summary.replace("3", "4")) for one in silent]
+    (change,) = case.report_findings(*later[:7])
+    assert (change.kind, change.incident.summary) == ("retitled", "Rack r0: 7 nodes: silent for 4 min")
+    case.report_findings(*later)
+    assert case.only().summary == "Rack r0: 8 nodes: silent for 4 min"
+    restored = Case(Topology(parents))
+    restored.desk.restore(case.desk.snapshot())
+    restored.time = case.time
+    restored.report_findings(*silent)
+    assert restored.only().summary == "Rack r0: 8 nodes: silent for 3 min"
