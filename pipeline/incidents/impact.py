@@ -193,6 +193,7 @@ class ImpactBook:
         gone, jobs = ended.incident.id, dict(kept.jobs)
         for name, loss in ended.jobs.items():
             jobs[name] = loss.join(jobs.get(name), gone)
+            self._claims.hand_over(name, gone, into)  # what the kept one takes back it may count again
         ended.jobs = {name: loss.hand_over(into) for name, loss in ended.jobs.items()}
         made = self.tracked[into] = self.dirty[into] = replace(kept, jobs=jobs, written=0)
         self._note_jobs(made)

@@ -47,6 +47,14 @@ class LossClaims:
         if incident in known:
             known[incident] = [(first, min(last, after)) for first, last in known[incident] if first < after]
 
+    def hand_over(self, job: str, incident: str, into: str) -> None:
+        """Gives what an incident has counted of a job to another one, into which it was merged."""
+        known = self._spans.get(job, {})
+        if spans := known.pop(incident, []):
+            known[into] = _join(known.get(into, []), spans)
+        restarts = self._restarts.get(job, {})
+        restarts.update({at: into for at, counted_by in restarts.items() if counted_by == incident})
+
     def keep(self, jobs: Container[str]) -> None:
         """Forgets all jobs but these."""
         for job in [job for job in self._spans if job not in jobs]:

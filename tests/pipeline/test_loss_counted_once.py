@@ -260,6 +260,9 @@ def test_claims_give_each_time_to_one_incident_and_again_only_to_the_same_one() 
     claims.release("job:1", 35, "a")
     assert claims.take("job:1", 0, 50, "b") == [(0, 10), (20, 30), (35, 50)]
     assert (claims.take_restart("job:1", 7, "a"), claims.take_restart("job:1", 7, "b")) == (True, False)
+    claims.hand_over("job:1", "a", "b")
+    assert claims.take("job:1", 0, 50, "b") == [(0, 50)]
+    assert (claims.take_restart("job:1", 7, "a"), claims.take_restart("job:1", 7, "b")) == (False, True)
     claims.keep({"job:2"})
     assert claims.take("job:1", 0, 50, "c") == [(0, 50)]
 
@@ -402,6 +405,23 @@ def test_what_was_counted_after_an_end_that_was_known_late_is_taken_back() -> No
     end_job(world, 81, at=world.time - 4 * MINUTE)
     world.run(1)
     assert world.job()["lost_gpu_hours"] == pytest.approx(48 * 2 / 60, rel=0.1)
+
+
+@pytest.mark.parametrize("others", [(), ("inc-a",), ("inc-a", "merged")])
+def test_an_end_that_is_known_late_costs_the_same_after_a_merge(others: tuple[str, ...]) -> None:
+    world = World()
+    world.run(90)
+    first = world.open("gpu:n0.3", id_="inc-b")
+    if others:
+        world.open("leaf:l1", id_="inc-a", onset=world.time + MINUTE)
+    world.run(10, j81=0)
+    if "merged" in others:
+        merge(world, first, "inc-a")
+    ranks = end_job(world, 81, at=world.time - 8 * MINUTE)
+    world.run(10, j81=0)
+    start_job(world, ranks)
+    world.run(6)
+    assert lost(world) == pytest.approx(16.1, abs=0.1)
 
 
 def test_a_job_that_ended_before_the_onset_loses_nothing_by_it() -> None:
