@@ -11,8 +11,8 @@ import duckdb
 
 from pipeline.incidents import ledger
 from pipeline.incidents.ledger import NOT_CONFIGURED, Payload
-from pipeline.model.records import iso
-from pipeline.notify.alertmanager import RECEIVER_PREFIX, PayloadPlanner
+from pipeline.model.records import Incident, iso
+from pipeline.notify.alertmanager import RECEIVER_PREFIX, PayloadPlanner, compute_fingerprint
 from pipeline.notify.groups import GROUP_PREFIX
 
 _NEWEST = """
@@ -24,12 +24,14 @@ _TOLD = f"""
 SELECT n.incident, n.receiver, o.payload, EXISTS (
     SELECT 1 FROM outbox u WHERE u.incident = n.incident AND u.receiver = n.receiver AND u.number > n.number
     AND u.kind = 'update' AND u.payload ->> '$.fleetpulse.event' = 'acknowledged'
-    AND NOT (u.state = 'dead' AND u.answer = $1))
+    AND NOT (u.state = 'dead' AND u.answer = $1)),
+    o.state = 'dead' AND starts_with(o.answer, $1)
 FROM ({_NEWEST}) n JOIN outbox o USING (incident, receiver, number)
 WHERE n.fires AND (n.incident IN (SELECT id FROM incidents) OR starts_with(n.incident, $3))
 """
-"""The newest message of each receiver about an incident, if it fires and was, or may still be, sent; and whether the
-receiver was told since that somebody acknowledged it."""
+"""The newest message of each receiver about an incident, if it fires and was, or may still be, sent; whether the
+receiver was told since that somebody acknowledged it; and whether the receiver was removed after it was tried, so that
+nobody knows whether it arrived."""
 _STATES = """
 SELECT incident, arg_max(kind, (created, number)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 """
@@ -42,14 +44,18 @@ def plan_missed(
     told: dict[str, dict[str, Any]] = defaultdict(dict)
     query = [NOT_CONFIGURED, GROUP_PREFIX, RECEIVER_PREFIX]
     acknowledged: dict[str, set[str]] = defaultdict(set)
-    for incident, receiver, text, is_acknowledged in connection.execute(_TOLD, query).fetchall():
+    unsure: dict[str, set[str]] = defaultdict(set)
+    for incident, receiver, text, is_acknowledged, is_unsure in connection.execute(_TOLD, query).fetchall():
         told[incident][receiver] = json.loads(text)
+        unsure[incident] |= {receiver} if is_unsure else set()
         acknowledged[incident] |= {receiver} if is_acknowledged else set()
     open_incidents = {one.id: one for one in ledger.load_open_incidents(connection)}
     planner.label_all(open_incidents.values())  # one query finds all places
     found: list[Payload] = []
     for one in open_incidents.values():
-        found += planner.plan_unsent(one, told.get(one.id, ()), now)
+        sent = told.get(one.id, {})
+        again = {name for name in unsure[one.id] if _fires_same(planner, one, sent[name])}
+        found += planner.plan_unsent(one, sent.keys() - again, now)
     states = dict(connection.execute(_STATES, [RECEIVER_PREFIX]).fetchall())
     for id_, bodies in told.items():
         incident = open_incidents.get(id_) or ledger.load_incident(connection, id_)
@@ -59,6 +65,12 @@ def plan_missed(
         elif id_ in states and (id_.removeprefix(RECEIVER_PREFIX) not in receivers or states[id_] == "resolved"):
             found += [_end_report(id_, name, bodies[name], now) for name in sorted(bodies.keys() & set(receivers))]
     return found
+
+
+def _fires_same(planner: PayloadPlanner, incident: Incident, body: Mapping[str, Any]) -> bool:
+    """Returns whether an open incident still has the alert of a message: else its end comes with what it is now."""
+    same = compute_fingerprint(planner.label(incident)) == body["alerts"][-1]["fingerprint"]
+    return same and not incident.life.silenced_by
 
 
 def _end_report(id_: str, receiver: str, body: Mapping[str, Any], now: int) -> Payload:

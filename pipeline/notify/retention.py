@@ -17,11 +17,13 @@ RETENTION_S = SENT_KEPT // SECOND
 EXPIRED = "older than 7 days; "
 """Begins the answer of a message that waited for its receiver for too long: nothing else held it back."""
 _REMOVED = f"""
-UPDATE outbox SET state = 'dead', answer = '{NOT_CONFIGURED}'
+UPDATE outbox SET state = 'dead',
+    answer = '{NOT_CONFIGURED}' || CASE WHEN attempts > 0 OR answer <> '' THEN concat('; ', answer) ELSE '' END
 WHERE state IN ('pending', 'held') AND NOT list_contains($1::VARCHAR[], receiver)
 AND (NOT starts_with(incident, '{GROUP_PREFIX}') OR epoch_us(created) < $2)
 """
-"""Messages of groups wait for a week: their receiver may be configured again, and the group knows them as sent."""
+"""Messages of groups wait for a week: their receiver may be configured again, and the group knows them as sent.
+One that was tried keeps its answer: the receiver may have taken it."""
 _FORGET_SILENCES = "DELETE FROM notify_silences WHERE NOT list_contains($1::VARCHAR[], receiver)"
 _EXPIRE = f"""
 UPDATE outbox SET state = 'dead', answer = concat('{EXPIRED}', answer)

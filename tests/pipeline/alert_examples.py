@@ -23,6 +23,8 @@ LONG = ("hours", 1)
 ALL = {"receiver": "desk", "matchers": ['severity=~"critical|warning"'], "group_wait": "0s", "group_by": []}
 LATER = {**ALL, "group_by": ["alertname", "rack"], "group_wait": "10s"}
 TWICE = replace(HOOK, group_wait="0s", routes=({**ALL, "continue": True}, LATER))
+LOST, BACK, FEW = ("away", "desk", "lost"), ("back", "desk"), ("seconds", 3)
+GONE = ("configure", Setting(removed=("desk",)))
 SECOND, RESTART = ("seconds", 1), ("restart",)
 
 
@@ -117,5 +119,14 @@ EXAMPLES = {
     ),
     "a person takes a page that one of two groups of a receiver said, then a restart": World(
         Setting(TWICE), 20, (OPEN_A, SECOND, ("acknowledge", A, None), WAIT, RESTART, WAIT)
+    ),
+    "a receiver takes a page without an answer, is removed, the page ends, and it returns": World(
+        ALONE, 20, (LOST, OPEN_A, FEW, end(A), GONE, WAIT, use(ALONE), BACK, WAIT)
+    ),
+    "a receiver takes a page without an answer, is removed, its labels change, and it returns": World(
+        ALONE, 20, (LOST, OPEN_A, FEW, GONE, ("blame", A), WAIT, use(ALONE), BACK, WAIT)
+    ),
+    "a receiver that is away is removed before it got a page, and returns": World(
+        ALONE, 20, (("away", "desk", "error"), OPEN_A, FEW, GONE, WAIT, use(ALONE), BACK, WAIT)
     ),
 }
