@@ -33,6 +33,7 @@ from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.missed_messages import plan_missed
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
+from pipeline.notify.remote_silences import build_remote_silences, load_resent
 from pipeline.notify.retries import Retries
 from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, PageWatch, count_waiting, load_due, load_states
@@ -70,13 +71,6 @@ _NEWEST_ALERTS = """
 SELECT incident, payload FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND kind = 'firing'
 QUALIFY row_number() OVER (PARTITION BY incident ORDER BY created DESC, number DESC) = 1
 """
-_RESENT = """
-SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
-GROUP BY incident HAVING arg_max(kind, number) = 'firing' OR epoch_us(max(next_attempt)) >= $2
-"""
-RESEND_RESOLVED_S = 300
-"""Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
-_SILENCED = "INSERT OR REPLACE INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 _ANY_TIME = 1 << 62  # UTC us: any time of the next attempt
 
 
@@ -105,14 +99,13 @@ class Notifier:
         self._store, self._clock, self._alive = store, clock, alive
         self._call = functools.partial(delivery.exchange, timeout_s=timeout_s)
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
-        rules = build_rules(notify)
+        rules = self._rules = build_rules(notify)
         self._undecided = self._find_undecided()
         self._planner = PayloadPlanner(
             *(self.receivers, rules, self._source, locate, self._read_sent, annotate), self._undecided
         )
         self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
-        self._rules = rules
         self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all, self._planner.is_for_people)
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self.list_receivers_of = self._planner.list_routed
@@ -126,7 +119,7 @@ class Notifier:
         self._reported: dict[str, int] = {}  # failing receiver -> time of the report to the others (UTC us)
         self._faults: dict[str, str] = {}
         self._logged: set[str] = set()
-        self._silences: dict[str, dict[str, str]] = {}  # receiver -> incident -> text, as stored
+        self.silences = build_remote_silences(store, self.receivers, clock, self._call)
 
     def make_payloads(self, changes: Sequence[Change], now: int) -> list[Payload]:
         """Returns the payloads of changes, to be written in the transaction of the changes."""
@@ -202,7 +195,7 @@ class Notifier:
                 "kind": endpoint.kind,
                 **self.health[name].as_json(),
                 **{state: counts.get((name, state), 0) for state in ("pending", "held", "dead")},
-                "silences": len(self._silences.get(name, ())),
+                "silences": self.silences[name].count if name in self.silences else 0,
             }
             for name, endpoint in self.receivers.items()
         ]
@@ -215,14 +208,21 @@ class Notifier:
             threading.Thread(target=self._run_receiver, args=(name, stop), name=f"notify-{name}", daemon=True)
             for name in self.receivers
         ]
-        for name, thread in zip(self.receivers, threads, strict=True):
-            self.beats[name].beat("start")
+        threads += [
+            threading.Thread(target=one.run, args=(stop, self._attempt), name=f"silences-{name}", daemon=True)
+            for name, one in self.silences.items()
+        ]
+        for beat in self.beats.values():
+            beat.beat("start")
+        for thread in threads:
             thread.start()
         self._running = True
         while not stop.wait(3600.0 if tidied else FAULT_PAUSE_S):
             tidied = self._attempt("outbox", self._clean_outbox, stop)
         self._running = False
         self.wake()
+        for one in self.silences.values():
+            one.request()
         for thread in threads:
             thread.join(STOP_TIMEOUT_S / len(threads))
 
@@ -330,7 +330,7 @@ class Notifier:
         self._record_result(name, answer)
         if answer.outcome == "delivered":
             if endpoint.resend_s:
-                self._read_silences(name)
+                self.silences[name].request()
             return
         if endpoint.resend_s:
             self._periodic_due[name] = min(self._periodic_due[name], self.health[name].next_probe)
@@ -341,31 +341,11 @@ class Notifier:
         endpoint = self.receivers[name]
         watchdog = alertmanager.make_watchdog(self._source, self._started, endpoint.receiver)
         if endpoint.resend_s:
-            alerts = self._load_resent(name, now)
+            alerts = load_resent(self._store, name, now)
             return endpoint.resend([*alerts, *(watchdog["alerts"] if self._alive() else [])], now, self._call)
         if endpoint.watchdog:
             return endpoint.send(Message(f"watchdog.{now}.{name}", "watchdog", "firing", watchdog, "", now), self._call)
         return endpoint.probe(self._call)
-
-    def _load_resent(self, name: str, now: int) -> list[Mapping[str, Any]]:
-        """Returns the delivered alerts that fire, and those that ended within RESEND_RESOLVED_S."""
-        with contextlib.closing(self._store.cursor()) as cursor:
-            rows = cursor.execute(_RESENT, [name, now - RESEND_RESOLVED_S * SECOND]).fetchall()
-        return [alert for (body,) in rows for alert in json.loads(body)["alerts"]]
-
-    def _read_silences(self, name: str) -> None:
-        """Stores which alerts are silenced at the receiver, where a person reads it beside the incident."""
-        now = self._clock()
-        alerts = self._load_resent(name, now)
-        found = self.receivers[name].read_silences(alerts, now, self._call) if alerts else {}
-        if found != self._silences.get(name):
-            with self._store.transaction() as connection:
-                gone = "DELETE FROM notify_silences WHERE receiver = $1 AND NOT list_contains($2::VARCHAR[], incident)"
-                connection.execute(gone, [name, list(found)])
-                for incident, text in found.items():
-                    row = [name, incident, text, now]
-                    connection.execute(_SILENCED, row)
-            self._silences[name] = found
 
     def _record_result(self, name: str, answer: delivery.PostResult) -> None:
         """Records the result of a POST. If a receiver that was down responds, all its payloads become due."""

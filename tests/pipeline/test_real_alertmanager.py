@@ -146,7 +146,7 @@ def test_a_silence_there_is_read_back_with_its_author(harness: NotifierHarness, 
     }
     assert real.post("/silences", silence)[0] == 200
     until(lambda: alerts(real)["inc-gpu:n1.0"]["status"]["state"] == "suppressed")
-    harness.notifier.send_watchdog("am")
+    harness.notifier.silences["am"].read()
     assert harness.database is not None
     rows = harness.database.cursor().execute("SELECT receiver, incident, text FROM notify_silences").fetchall()
     assert rows == [("am", "inc-gpu:n1.0", f"silenced by ada until {ends[:19]}Z: new cables")]

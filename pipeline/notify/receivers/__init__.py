@@ -167,8 +167,8 @@ class Endpoint:
         """Sends all alerts that fire, and those that ended a short time ago; without one, runs the health check."""
         raise TypeError(f"{type(self).__name__} resends nothing")
 
-    def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:
-        """Returns incident -> who silenced its alert at the receiver, until when, and why."""
+    def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str] | None:
+        """Returns incident -> who silenced its alert at the receiver, until when, and why; None if it does not say."""
         return {}
 
 

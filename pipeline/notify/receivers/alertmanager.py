@@ -112,8 +112,9 @@ class AlertmanagerEndpoint(Endpoint):
     def _read_status(self, call: Call) -> PostResult:
         return _classify(self._request(call, "/api/v2/status"), _is_status, "JSON with cluster and versionInfo")
 
-    def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str]:
-        """Returns incident -> author, end and reason of its silence here, or that its alert is inhibited."""
+    def read_silences(self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call) -> dict[str, str] | None:
+        """Returns incident -> author, end and reason of its silence here, or that its alert is inhibited; None if it
+        does not say. A silence that is not answered is the last one asked for."""
         sites = {str(a["labels"].get("site", "")) for a in alerts}
         found: dict[str, str] = {}
         known: dict[str, str] = {}
@@ -121,20 +122,24 @@ class AlertmanagerEndpoint(Endpoint):
             wanted = urllib.parse.quote(f'site="{site}"')
             path = f"/api/v2/alerts?active=false&unprocessed=false&silenced=true&inhibited=true&filter={wanted}"
             rows = _parse(self._request(call, path))
-            for row in rows if isinstance(rows, list) else ():
+            if not isinstance(rows, list):
+                return None
+            for row in rows:
                 status, incident = row.get("status", {}), str(row.get("labels", {}).get("incident", ""))
                 for silence in status.get("silencedBy", [])[:1]:
-                    if silence not in known and len(known) < MAX_SILENCES:
+                    if silence not in known and len(known) < MAX_SILENCES and "" not in known.values():
                         known[silence] = self._describe_silence(str(silence), call)
-                    found[incident] = known.get(silence, "silenced")
+                    found[incident] = known.get(silence) or "silenced"
                 if incident not in found and status.get("inhibitedBy"):
                     found[incident] = "inhibited by another alert"
         return found
 
     def _describe_silence(self, silence: str, call: Call) -> str:
-        row = _parse(self._request(call, f"/api/v2/silence/{urllib.parse.quote(silence, safe='')}"))
+        """Returns who silenced until when, and why; empty without an answer."""
+        answer = self._request(call, f"/api/v2/silence/{urllib.parse.quote(silence, safe='')}")
+        row = _parse(answer)
         if not isinstance(row, dict):
-            return "silenced"
+            return "silenced" if answer.status else ""
         by, until, why = (cut(str(row.get(key, "")), 200) for key in ("createdBy", "endsAt", "comment"))
         return f"silenced by {by} until {until[:19]}Z: {why}"
 

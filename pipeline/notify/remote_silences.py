@@ -1,0 +1,80 @@
+"""Which of our alerts are silenced at a receiver, read back so that people see it beside the incident.
+
+Each receiver of this kind has a thread for it: a slow answer delays no alert.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from pipeline.model.records import SECOND
+from pipeline.notify.delivery import Call
+from pipeline.notify.held_messages import Store
+from pipeline.notify.receivers import Endpoint
+
+RESEND_RESOLVED_S = 300
+"""Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
+_RESENT = """
+SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
+GROUP BY incident HAVING arg_max(kind, number) = 'firing' OR epoch_us(max(next_attempt)) >= $2
+"""
+_GONE = "DELETE FROM notify_silences WHERE receiver = $1 AND NOT list_contains($2::VARCHAR[], incident)"
+_SILENCED = "INSERT OR REPLACE INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
+
+
+def load_resent(store: Store, name: str, now: int) -> list[Mapping[str, Any]]:
+    """Returns the delivered alerts that fire, and those that ended within RESEND_RESOLVED_S."""
+    with closing(store.cursor()) as cursor:
+        rows = cursor.execute(_RESENT, [name, now - RESEND_RESOLVED_S * SECOND]).fetchall()
+    return [alert for (body,) in rows for alert in json.loads(body)["alerts"]]
+
+
+class RemoteSilences:
+    """The silences at one receiver. count: alerts that are silenced, as stored."""
+
+    def __init__(self, store: Store, endpoint: Endpoint, clock: Callable[[], int], call: Call) -> None:
+        self._store, self._endpoint, self._clock, self._call = store, endpoint, clock, call
+        self._stored: dict[str, str] | None = None  # incident -> text
+        self._wanted = threading.Event()
+
+    @property
+    def count(self) -> int:
+        """Alerts that are silenced at the receiver."""
+        return len(self._stored or ())
+
+    def request(self) -> None:
+        """Makes the thread read, once more if it is reading."""
+        self._wanted.set()
+
+    def run(self, stop: threading.Event, attempt: Callable[[str, Callable[[], None], threading.Event], object]) -> None:
+        """Reads at each request until `stop` is set, which needs a request to be seen."""
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if stop.is_set():
+                return
+            attempt(f"receiver {self._endpoint.name}: silences", self.read, stop)
+
+    def read(self) -> None:
+        """Stores which alerts are silenced. What is stored stays if the receiver does not say."""
+        now, name = self._clock(), self._endpoint.name
+        alerts: Sequence[Mapping[str, Any]] = load_resent(self._store, name, now)
+        found = self._endpoint.read_silences(alerts, now, self._call) if alerts else {}
+        if found is None or found == self._stored:
+            return
+        with self._store.transaction() as connection:
+            connection.execute(_GONE, [name, list(found)])
+            for incident, text in found.items():
+                connection.execute(_SILENCED, [name, incident, text, now])
+        self._stored = found
+
+
+def build_remote_silences(
+    store: Store, endpoints: Mapping[str, Endpoint], clock: Callable[[], int], call: Call
+) -> dict[str, RemoteSilences]:
+    """Returns those of the receivers that are sent all alerts again."""
+    return {name: RemoteSilences(store, one, clock, call) for name, one in endpoints.items() if one.resend_s}

@@ -1,0 +1,110 @@
+"""Silences that are read back from an Alertmanager: they delay no page; one that does not answer changes nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.receivers import Alertmanager, Notify
+from pipeline.model.records import SECOND
+from pipeline.notify.delivery import Answer, Request
+from pipeline.notify.receivers.alertmanager import AlertmanagerEndpoint
+from tests.pipeline.notifier_harness import NotifierHarness
+from tests.pipeline.receiver_servers import Service
+from tests.pipeline.test_receivers import service
+from tests.until import until
+
+__all__ = ["service"]
+
+
+@pytest.fixture
+def harness(tmp_path: Path, service: Service) -> Iterator[NotifierHarness]:
+    made = NotifierHarness(tmp_path, [], Notify(alertmanagers=(Alertmanager("am", (service.url,)),)))
+    yield made
+    made.close()
+
+
+def test_reading_them_delays_no_page(
+    harness: NotifierHarness, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, stop, free = threading.Event(), threading.Event(), threading.Event()
+
+    def read_slowly(*_: Any) -> dict[str, str]:
+        reads.set()
+        free.wait(600)
+        return {}
+
+    monkeypatch.setattr(AlertmanagerEndpoint, "read_silences", read_slowly)
+
+    def arrived(cause: str) -> bool:
+        return any(a["labels"]["cause"] == cause for body in service.bodies("/api/v2/alerts") for a in body)
+
+    thread = threading.Thread(target=harness.notifier.run, args=(stop,))
+    thread.start()
+    try:
+        harness.write_change("opened")
+        harness.notifier.wake()
+        until(lambda: arrived("gpu:n1.0"))
+        harness.now += 120 * SECOND  # it is sent again, and silences are read back
+        assert reads.wait(10)
+        harness.write_change("opened", "gpu:n2.0")
+        harness.notifier.wake()
+        until(lambda: arrived("gpu:n2.0"))
+        assert not free.is_set()
+    finally:
+        stop.set()
+        free.set()
+        thread.join(10)
+
+
+class Remote:
+    """An Alertmanager in which all alerts are silenced, each by one silence. dead: paths that get no answer."""
+
+    def __init__(self) -> None:
+        self.dead: tuple[str, ...] = ()
+        self.asked: list[str] = []
+
+    def __call__(self, request: Request, **_: Any) -> Answer:
+        path = request.target.url.split("/api/v2")[1]
+        self.asked.append(path.split("?")[0])
+        if path.startswith(self.dead or ("-",)):
+            return Answer(0, "no answer within 15 s")
+        if request.body is not None:
+            return Answer(200)
+        if path.startswith("/alerts"):
+            status = [{"silencedBy": [f"s{i}"], "inhibitedBy": []} for i in range(9)]
+            rows = [{"labels": {"incident": f"inc-gpu:n{i}.0"}, "status": status[i]} for i in range(9)]
+            return Answer(200, body=json.dumps(rows).encode())
+        silence = {"createdBy": "ada", "endsAt": "2026-11-29T18:00:00Z", "comment": "cables"}
+        return Answer(200, body=json.dumps(silence).encode())
+
+
+def read(harness: NotifierHarness, remote: Remote) -> dict[str, str]:
+    """Reads once, and returns what is stored."""
+    silences = harness.notifier.silences["am"]
+    silences._call = remote
+    silences.read()
+    assert harness.database is not None
+    found = harness.database.cursor().execute("SELECT incident, text FROM notify_silences").fetchall()
+    assert len(found) == silences.count
+    return dict(found)
+
+
+def test_one_that_does_not_answer_is_asked_once_and_changes_nothing(harness: NotifierHarness) -> None:
+    for number in range(9):
+        harness.write_change("opened", f"gpu:n{number}.0")
+    harness.send_due(name="am")
+    remote = Remote()
+    whole = read(harness, remote)
+    assert set(whole.values()) == {"silenced by ada until 2026-11-29T18:00:00Z: cables"}
+    assert len(whole) == 9
+    remote.dead, remote.asked = ("/alerts",), []
+    assert read(harness, remote) == whole
+    remote.dead, remote.asked = ("/silence/",), []
+    assert set(read(harness, remote).values()) == {"silenced"}
+    assert remote.asked == ["/alerts", "/silence/s0"]
