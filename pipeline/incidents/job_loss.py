@@ -349,7 +349,10 @@ class JobLoss:
             owns = now.find_owner(restart.stopped, "pace") == now.mine
             if owns and now.claims.take_restart(self.job, restart.time, now.mine):
                 steps += restart.steps or 0.0
-        return self.gpus * steps * (self.base or pace.usual or 0.0) * SECOND
+        if not steps:
+            return 0.0
+        base = self.base or pace.usual or 0.0  # of a slow hour too: making them again takes no longer than it does
+        return self.gpus * steps * min(base, pace.recent(self.restarted, now.time) or base) * SECOND
 
     # --- merged incidents ---------------------------------------------------------------------------
 

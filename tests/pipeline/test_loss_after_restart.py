@@ -84,6 +84,17 @@ def test_a_restart_of_the_pipeline_before_a_hang_forgets_no_steps_made_again(sto
     assert lost(site.world) == pytest.approx(16.0, rel=0.05)
 
 
+def test_steps_made_again_cost_no_more_than_they_take_if_the_job_was_slow_before_the_onset() -> None:
+    world = World()
+    world.run(20)
+    world.run(50, j81=3.0)
+    world.open("gpu:n0.3")
+    world.run(9, j81=0)
+    world.steps["job:81"] -= 300
+    world.run(10)
+    assert lost(world) == pytest.approx(48 * (9 + 5) / 60, rel=0.05)
+
+
 @pytest.mark.parametrize("step_time", [1.0, 2.0])
 def test_the_first_step_after_a_restart_says_what_the_job_did_meanwhile(store: Database, step_time: float) -> None:
     site = Site(store)
