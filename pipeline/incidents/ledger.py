@@ -97,6 +97,13 @@ FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS incident, unn
              unnest($4::VARCHAR[]) AS receiver, unnest($5::VARCHAR[]) AS kind, unnest($6::VARCHAR[]) AS payload,
              make_timestamptz(unnest($7::BIGINT[])) AS time, unnest($8::VARCHAR[]) AS state)
 """
+_SKIP_SILENCED = """
+UPDATE outbox SET state = 'muted', answer = 'silenced before it was sent'
+FROM (SELECT incident, receiver, number FROM outbox WHERE id IN (SELECT unnest($1::VARCHAR[]))
+      AND state = 'pending' AND payload ->> '$.fleetpulse.event' = 'silenced') n
+WHERE outbox.incident = n.incident AND outbox.receiver = n.receiver AND outbox.number < n.number
+AND outbox.state = 'pending' AND outbox.kind = 'firing' AND json_array_length(outbox.payload, '$.alerts') = 1
+"""
 _INCIDENTS = """
 SELECT id, cause, epoch_us(opened), epoch_us(onset), epoch_us(resolved), severity, members, confidence, state, summary,
        simulated, detector, entity, epoch_us(updated), life, explanation FROM incidents
@@ -147,7 +154,15 @@ def write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Pay
             rows.append((ids[-1], p.incident, number + 1, p.receiver, p.kind, p.body, p.created, p.state))
     if rows:
         connection.execute(_PAYLOADS, [list(column) for column in zip(*rows, strict=True)])
+        skip_silenced(connection, [row[0] for row in rows if row[4] == "resolved"])
     return ids
+
+
+def skip_silenced(connection: duckdb.DuckDBPyConnection, ends: Sequence[str]) -> None:
+    """Leaves out pages that still wait for their receiver when a silence ends them. ends: ids of messages, which are
+    sent in any case: the receiver may have taken a page without an answer."""
+    if ends:
+        connection.execute(_SKIP_SILENCED, [list(ends)])
 
 
 def save_snapshot(connection: duckdb.DuckDBPyConnection, key: str, time: int, state: str) -> None:

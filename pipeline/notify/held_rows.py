@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import duckdb
 
+from pipeline.incidents.ledger import skip_silenced
 from pipeline.notify.groups import read_group
 from pipeline.notify.inhibited_messages import HeldMessage, Settlement, parse_held
 
@@ -151,6 +152,7 @@ def settle(connection: duckdb.DuckDBPyConnection, settled: Sequence[Settlement],
     if settled:
         rows = [(one.id, one.state, one.reason, one.kind, one.body) for one in settled]
         connection.execute(_SETTLE, [*(list(column) for column in zip(*rows, strict=True)), now])
+        skip_silenced(connection, [one.id for one in settled if one.state == "pending"])
 
 
 def join_said(connection: duckdb.DuckDBPyConnection, receiver: str, groups: Mapping[str, str]) -> None:

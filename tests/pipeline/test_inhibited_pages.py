@@ -392,3 +392,27 @@ def test_a_watch_that_a_receiver_takes_inhibits(tmp_path):
     source = site.report("cdu:c9", detector="coolant", level="suspect")
     assert site.stored(site.report("gpu:n4.0")).life.inhibitor == source
     site.database.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [(), (COOLANT_OVER_HOT,)])
+def test_a_page_that_is_silenced_while_its_receiver_is_away_does_not_page_when_it_returns(tmp_path, receiver, rules):
+    hook = Webhook("hook", f"http://127.0.0.1:{receiver.server_port}/")
+    site = LivingSite(tmp_path / "away.duckdb", inhibit_rules=rules, webhooks=(hook,))
+    receiver.statuses = [503] * 4
+    page, heard = site.report("host:a"), site.report("host:b")
+    for _ in range(3):
+        site.now += SECOND
+        site.notifier.send_due("hook")
+    made = site.people.add_silence("silence", parse_matchers(["entity=host:a"]), None, site.now + HOUR, "x", ANN)
+    receiver.statuses = []
+    receiver.posts.clear()
+    for _ in range(4):
+        site.now += 60 * SECOND
+        site.notifier.send_due("hook")
+    got = [(body["status"], body["alerts"][0]["labels"]["incident"]) for _, body in receiver.posts]
+    assert sorted(got) == sorted([("firing", heard), ("resolved", page)])
+    site.people.expire_silence(made.id, ANN)
+    site.notifier.send_due("hook")
+    assert [body["status"] for _, body in receiver.posts] == [*(status for status, _ in got), "firing"]
+    site.database.close()
