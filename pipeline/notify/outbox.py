@@ -34,7 +34,7 @@ from pipeline.notify.missed_messages import plan_missed
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.remote_silences import build_remote_silences, load_resent
-from pipeline.notify.retries import Retries
+from pipeline.notify.retries import RETRY_S, Retries
 from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, PageWatch, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
@@ -63,6 +63,11 @@ _ALL_DUE = """
 UPDATE outbox SET next_attempt = make_timestamptz($2::BIGINT)
 WHERE receiver = $1 AND state = 'pending' AND epoch_us(next_attempt) > $2
 """
+_REFUSED = """
+SELECT receiver, id, answer, CASE WHEN state = 'dead' THEN epoch_us(next_attempt) + $3 END FROM outbox
+WHERE (state = 'pending' AND attempts >= $1) OR (state = 'dead' AND attempts > $2 AND epoch_us(next_attempt) + $3 > $4)
+"""
+"""What was refused before a restart: tried MAX_FAILURES times, or dead after its last attempt, which sets the time."""
 _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, (created, number)) = 'firing'
@@ -227,20 +232,31 @@ class Notifier:
             thread.join(STOP_TIMEOUT_S / len(threads))
 
     def load_state(self) -> None:
-        """Restores from the outbox after a restart: receivers that were down, and which of them were reported."""
+        """Restores from the outbox after a restart: receivers that were down, what was refused, and what of it was
+        reported. A receiver that was reported is down until it accepts something."""
+        now = self._clock()
         with contextlib.closing(self._store.cursor()) as cursor:
             rows = cursor.execute(
                 "SELECT receiver, arg_max(answer, (attempts, next_attempt)), epoch_us(min(created)), max(attempts) "
                 "FROM outbox WHERE state = 'pending' GROUP BY receiver"
             ).fetchall()
             reported = cursor.execute(_REPORTED, [alertmanager.RECEIVER_PREFIX]).fetchall()
+            bounds = [MAX_FAILURES, len(RETRY_S), DEAD_REPORT_S * SECOND, now]
+            refused = cursor.execute(_REFUSED, bounds).fetchall()
             newest = cursor.execute("SELECT coalesce(epoch_us(max(created)), 0) FROM outbox").fetchone()
         if newest is not None:  # the clock may have been ahead before the start
             self._last_clock = {name: max(last, newest[0]) for name, last in self._last_clock.items()}
         self._reported = {incident.removeprefix(alertmanager.RECEIVER_PREFIX): since for incident, since in reported}
+        for name, message, answer, until in refused:
+            if name in self._refused:
+                self._refused[name][message] = answer, until
+        for name in self._reported.keys() & self.health.keys():
+            self.health[name] = ReceiverHealth(MAX_FAILURES, self._reported[name], "as before the restart", now)
         for name, answer, since, attempts in rows:  # probes take turns, so that no message may have many attempts
             if name in self.health and (attempts >= MAX_FAILURES or name in self._reported):
-                self.health[name] = ReceiverHealth(MAX_FAILURES, since, answer, self._clock())
+                self.health[name] = ReceiverHealth(
+                    MAX_FAILURES, min(since, self.health[name].since or since), answer, now
+                )
 
     def write_missed(self) -> None:
         """Adds what receivers missed while they, or their routes, were not configured."""
@@ -434,7 +450,8 @@ class Notifier:
         """Reports to the other receivers that this one accepts no alerts, or accepts them again."""
         now, refused = self._clock(), self._refused[name]
         self._forget_refused(name, now)
-        failing = self.health[name].must_report(now) or bool(refused)
+        is_down = self.health[name].is_down and name in self._reported  # also if the clock went back since
+        failing = is_down or self.health[name].must_report(now) or bool(refused)
         if failing == (name in self._reported):
             return
         text = self.health[name].answer or next((refusal for refusal, _ in refused.values()), "")

@@ -178,6 +178,78 @@ def test_a_receiver_that_was_down_before_a_restart_stays_reported_until_it_accep
     assert len({key for key, _ in whole.posts}) == len(whole.posts)
 
 
+class Pair:
+    """A receiver that refuses, one that is told so, and restarts in between."""
+
+    def __init__(self, folder: Path, refuses: Receiver, told: Receiver) -> None:
+        self.told = told
+        urls = [f"http://127.0.0.1:{one.server_port}/" for one in (refuses, told)]
+        self.harness = NotifierHarness(folder, urls)
+
+    def run(self, seconds: int, restart: bool = False) -> list[tuple[str, str]]:
+        """Returns what was told of the receiver, with its keys."""
+        if restart:
+            self.harness.restart()
+        for _ in range(seconds):
+            self.harness.now += SECOND
+            for name in ("r0", "r1"):
+                self.harness.notifier.send_watchdog(name)
+                self.harness.notifier.send_due(name)
+        down = [(k, b) for k, b in self.told.posts if b["alerts"][0]["labels"]["alertname"] == "ReceiverDown"]
+        return [(body["status"], key) for key, body in down]
+
+
+FIRING, RESOLVED = ("firing", "receiver-r0.1.r1"), ("resolved", "receiver-r0.2.r1")
+
+
+def test_what_was_refused_before_a_restart_is_reported_until_it_is_accepted(
+    tmp_path: Path, receivers: Callable[[], Receiver]
+) -> None:
+    refuses = receivers()
+    pair = Pair(tmp_path, refuses, receivers())
+    refuses.refuses["gpu:bad.0"] = 302
+    pair.harness.write_change("opened", "gpu:bad.0")
+    pair.run(5)
+    pair.harness.write_change("opened", "gpu:ok.0")
+    assert pair.run(40) == [FIRING]
+    for number in range(2):
+        assert pair.run(2, restart=True) == [FIRING]
+        assert "1 alert refused: HTTP 302" in str(pair.harness.notifier.describe_trouble())
+        pair.harness.write_change("opened", f"gpu:m{number}.0")
+        assert pair.run(9) == [FIRING], "it accepts others"
+    refuses.refuses = {}
+    pair.harness.now += 25_000 * SECOND  # longer than the longest delay
+    assert pair.run(5) == [FIRING, RESOLVED]
+    pair.harness.close()
+
+
+def test_a_receiver_that_failed_only_its_watchdog_is_reported_over_a_restart(
+    tmp_path: Path, receivers: Callable[[], Receiver]
+) -> None:
+    refuses = receivers()
+    pair = Pair(tmp_path, refuses, receivers())
+    refuses.statuses = [302] * 5
+    pair.harness.notifier.health["r0"].record_failure(pair.harness.now, "HTTP 302", 0)
+    pair.harness.notifier.health["r0"].record_failure(pair.harness.now, "HTTP 302", 0)
+    assert pair.run(40) == [FIRING]
+    refuses.statuses = [302]
+    assert pair.run(20, restart=True) == [FIRING], "no message waits, and the Watchdog is refused"
+    pair.harness.now -= 3600 * SECOND
+    assert pair.run(1) == [FIRING], "also if the clock is set back"
+    pair.harness.now += 3600 * SECOND
+    assert pair.run(1, restart=True) == [FIRING, RESOLVED], "the Watchdog is accepted"
+    pair.harness.close()
+
+
+def test_a_dropped_message_is_reported_over_a_restart(harness: NotifierHarness, receiver: Receiver) -> None:
+    refuse_until_dead(harness, receiver)
+    harness.restart()
+    harness.notifier.health["r0"].record_success()
+    assert harness.notifier.describe_trouble() == "receiver r0: 1 alert refused: HTTP 413, 9 times"
+    harness.send_due(3600)
+    assert harness.notifier.describe_trouble() is None
+
+
 @pytest.mark.slow
 def test_a_refused_page_is_reported_by_readiness_and_to_the_other_receivers(
     tmp_path: Path, receivers: Callable[[], Receiver]
