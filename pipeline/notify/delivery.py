@@ -39,6 +39,10 @@ MAX_RETRY_AFTER_S, MAX_RETRY_AFTER_CHARACTERS = 86400.0, 64
 _TUNNELS = tuple(
     map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )  # IPv4-mapped and -compatible, NAT64, 6to4, Teredo: an IPv6 address that hides an IPv4 one
+_UNICAST, _DOCUMENTATION = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("3fff::/20")
+"""Of IPv6, IANA's registry of its address space has 2000::/3 alone as global unicast: not fec0::/10 (site-local, RFC
+3879) nor 5f00::/16 (segment routing, RFC 9602). 3fff::/20 is for documentation (RFC 9637, IANA's registry of
+special-purpose addresses). `is_global` of Python 3.11 takes all three for public."""
 Outcome = Literal["delivered", "retry"]
 Resolve = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
@@ -165,7 +169,8 @@ def check_address(address: str, receiver: Destination, host: str) -> None:
         return
     if ip.is_loopback and _is_loopback_name(host):
         return
-    if not ip.is_global:
+    is_reserved = ip.version == 6 and (ip not in _UNICAST or ip in _DOCUMENTATION)
+    if is_reserved or not ip.is_global:
         raise Refused(
             f"{where} is private; expected a public address, or its network in allow_private of this receiver"
         )

@@ -257,6 +257,11 @@ BLOCKED = [
     "64:ff9b:1::1",
     "2002:7f00:1::",
     "2001:0:7f00:1::",
+    "fec0::1",
+    "3fff::1",
+    "3fff:fff::1",
+    "5f00::1",
+    "4000::1",
 ]
 
 
@@ -266,7 +271,7 @@ def test_a_public_name_with_a_private_address_is_refused(address: str) -> None:
         check_address(address, hook("https://hook.example/"), "hook.example")
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1"])
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "3ffe::1", "2a00:1450:4001::1"])
 def test_a_public_address_is_allowed(address: str) -> None:
     check_address(address, hook("https://hook.example/"), "hook.example")
 

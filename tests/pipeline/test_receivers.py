@@ -304,7 +304,8 @@ def test_pagerdutys_webhook_names_the_incident_and_the_person() -> None:
     assert (found.kind, found.incident, found.person) == ("acknowledged", "inc-0", "pagerduty:Ada Lovelace")
     assert parse_event(webhook_v3(agent="service_reference")).person == "", "our own acknowledgement that comes back"
     assert parse_event(b'{"event": {"id": "1", "event_type": "pagey.ping", "data": {}}}').kind == "ping"
-    for text in (b"", b"[]", b"{}", b'{"event": 1}', b"\xff", b'{"event": {"event_type": "x"}}', b"null"):
+    deep = b"[" * 100_000
+    for text in (b"", b"[]", b"{}", b'{"event": 1}', b"\xff", b'{"event": {"event_type": "x"}}', b"null", deep):
         with pytest.raises(ValueError, match=r"not an event|Expecting|codec"):
             parse_event(text)
 

@@ -235,5 +235,5 @@ def parse_event(body: bytes) -> InboundEvent:
             person,
             cut(str(data.get("content") or ""), 2000),
         )
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not an event of PagerDuty's webhook v3: {type(error).__name__}") from error
