@@ -48,7 +48,10 @@ def run_notify(
         body = {"ids": given.ids, "receiver": receiver}
         done = client.post(config, "/api/v1/notifications/replay", body)
         say(f"{done['replayed']} messages are sent again")
-        return list(done["notifications"]), LISTED, 0
+        unknown = sorted(set(given.ids or ()) - {row["id"] for row in done["notifications"]})
+        for id_ in unknown:
+            say(f"{id_}: no dead message has this id; expected one of `fleetpulse notify list --state dead`")
+        return list(done["notifications"]), LISTED, 1 if unknown else 0
     query = urllib.parse.urlencode({k: v for k in ("state", "incident") if (v := getattr(given, k, None))})
     found = list(_get(config, f"/api/v1/notifications?{query}")["notifications"])
     return found, choose_columns(found), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import hmac
@@ -215,3 +216,23 @@ def test_doctor_reports_what_the_running_pipeline_was_answered(
     served.service.notifier.send_watchdog("hook")
     (found,) = notify.check_receivers(config)
     assert (found.state, found.found[:21]) == ("ok", "last message accepted")
+
+
+def test_a_replay_of_an_id_that_is_no_dead_message_says_so_and_fails(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incident = served.open_incident()
+    with served.service.database.transaction() as connection:
+        connection.execute("UPDATE outbox SET state = 'dead' WHERE receiver = 'hook'")
+    monkeypatch.setattr(notify.client, "post", lambda config, path, body: served.post(path, body).json())
+    said: list[str] = []
+    known = f"{incident}.1.hook"
+    given = argparse.Namespace(verb="replay", ids=[known, "x.1.hook"], receiver=None)
+    rows, _, code = notify.run_notify(served.service.config, given, said.append)
+    assert ([row["id"] for row in rows], code) == ([known], 1)
+    assert said == [
+        "1 messages are sent again",
+        "x.1.hook: no dead message has this id; expected one of `fleetpulse notify list --state dead`",
+    ]
+    given = argparse.Namespace(verb="replay", ids=["x.1.hook"], receiver=None)
+    assert notify.run_notify(served.service.config, given, said.append)[2] == 1
