@@ -30,7 +30,7 @@ from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
-from pipeline.runtime.systemd import UNIT_FOLDER
+from pipeline.runtime import systemd
 
 _COLLECTOR_SIGNALS = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
 """Signals of the collector itself, present even if the GPU reports nothing."""
@@ -89,7 +89,7 @@ def _present_values(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~np.isnan(values))
 
 
-UNITS = str(UNIT_FOLDER) if UNIT_FOLDER.is_dir() else "deploy/systemd"
+UNITS = str(systemd.UNIT_FOLDER) if systemd.UNIT_FOLDER.is_dir() else "deploy/systemd"
 DROP_INS = "fleetpulse-agent.service.d"
 _NAMES = re.compile(r"\bCAP_[A-Z_]+")
 
@@ -204,6 +204,7 @@ _REMOTE_FIXES = {
     "prometheus": "check its url, token_file and ca_file in [[collector.prometheus.endpoints]]; then curl the url",
 }
 _MEANING_AGENT = "no telemetry of this node is sent"
+_ENABLE = "systemctl enable --now fleetpulse"
 _MEANING_CLOCK = "timestamps of this node do not match those of others"
 
 
@@ -221,15 +222,27 @@ def check_agent(config: Config) -> Check:
     if lock == "unknown" and written is not None and written <= status_file.STALE_S:
         return Check("agent", "ok", f"wrote its status {written:.0f} s ago")
     if lock != "held":
-        if written is None:
-            return Check("agent", "info", "no agent has run here")
-        remedy = "systemctl start fleetpulse-agent  # or: fleetpulse agent"
-        return Check("agent", "warn", f"does not run, last status {written:.0f} s ago", _MEANING_AGENT, remedy)
+        return _judge_absence(written)
     age = lock_age if written is None else written
     if age <= status_file.STALE_S:
         return Check("agent", "ok", "is starting" if written is None else f"wrote its status {age:.0f} s ago")
     remedy = "ps -o pid,stat,cmd -C fleetpulse  # T: kill -CONT PID; else systemctl restart fleetpulse-agent"
     return Check("agent", "fail", f"has been hung or stopped for {age:.0f} s", _MEANING_AGENT, remedy)
+
+
+def _judge_absence(written: float | None) -> Check:
+    """No agent runs: a failure where one should, or has run; a unit that was stopped and disabled is a warning."""
+    expected, has_unit = systemd.is_expected("agent"), systemd.has_unit("agent")
+    if written is None and not expected:
+        return Check("agent", "info", "no agent has run here")
+    found = "does not run, " + ("and has written no status" if written is None else f"last status {written:.0f} s ago")
+    if expected:
+        remedy = "journalctl -u fleetpulse-agent; systemctl restart fleetpulse-agent"
+        remedy += "; to keep it off: systemctl disable --now fleetpulse-agent"
+        return Check("agent", "fail", found, _MEANING_AGENT, remedy)
+    if has_unit:
+        return Check("agent", "warn", f"{found}; its unit is disabled", _MEANING_AGENT, f"{_ENABLE}-agent")
+    return Check("agent", "fail", found, _MEANING_AGENT, f"fleetpulse agent, or up  # or, with a unit: {_ENABLE}-agent")
 
 
 def _file_age(path: Path) -> float | None:

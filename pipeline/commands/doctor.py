@@ -266,7 +266,7 @@ def transport(config: Config) -> Check | list[Check]:
 
 
 def api(config: Config) -> Check:
-    """Checks that a pipeline answers on [api] and is ready."""
+    """Checks that a pipeline answers on [api] and is ready. None where one should run is a failure: a gate waits."""
     try:
         status, answer = client.get(config, "/readyz")
     except NoAnswer as error:
@@ -276,8 +276,7 @@ def api(config: Config) -> Check:
     except Unreachable as error:
         if is_node():
             return Check("api", "info", "no pipeline on this host; a node needs none")
-        fix = "systemctl enable --now fleetpulse-pipeline" if systemd.has_unit("pipeline") else "fleetpulse pipeline"
-        return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", _suggest_start(config, fix))
+        return _judge_silence(config, str(error).partition(";")[0])
     if status == 200:
         return Check("api", "ok", f"{client.base_url(config)} is ready")
     if status in (401, 403):
@@ -290,6 +289,29 @@ def api(config: Config) -> Check:
     found = "; ".join(map(str, reasons)) or f"HTTP {status}"
     meaning = "a pipeline runs but is not ready"
     return Check("api", "fail", found, meaning, "wait if it starts; else docs/api.md says what each reason means")
+
+
+def _judge_silence(config: Config, found: str) -> Check:
+    """Returns the check of an API that does not answer: a failure where a pipeline should run, else a warning."""
+    if holder := _find_starting(config.store.path):
+        meaning = f"{holder} has the store open: a pipeline that starts, or whose API has ended"
+        fix = "wait if it starts; else journalctl -u fleetpulse-pipeline, or what `fleetpulse up` said"
+        return Check("api", "fail", found, meaning, fix, unreachable=True)
+    if systemd.is_expected("pipeline"):
+        meaning = "the pipeline that should run here does not: telemetry is not evaluated, no alerts are sent"
+        fix = "journalctl -u fleetpulse-pipeline; systemctl restart fleetpulse-pipeline"
+        fix += "; to keep it off: systemctl disable --now fleetpulse-pipeline"
+        return Check("api", "fail", found, meaning, fix, unreachable=True)
+    fix = "systemctl enable --now fleetpulse-pipeline" if systemd.has_unit("pipeline") else "fleetpulse pipeline"
+    return Check("api", "warn", found, "no pipeline runs here", _suggest_start(config, fix))
+
+
+def _find_starting(path: Path) -> str | None:
+    """Returns the process that has the store open; None if there is none, or the check `store` says why not."""
+    try:
+        return _find_holder(path) if path.exists() else None
+    except (OSError, FleetpulseError):
+        return None
 
 
 def receivers(config: Config) -> Check | list[Check]:

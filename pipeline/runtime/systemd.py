@@ -6,6 +6,7 @@ Watchdog messages depend on a service's own loop: if it is stuck, they stop, and
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
@@ -25,6 +26,7 @@ HOST_UNITS = Path("/etc/systemd/system")
 CREDENTIALS = Path("/run/credentials")
 """Folder in which systemd gives each running unit copies of its secrets (LoadCredential= of systemd.exec(5))."""
 _SECOND_US = 1_000_000
+_PATIENCE_S = 5.0  # for systemctl; chosen: it takes some ms
 
 
 class SystemdNotifier:
@@ -106,6 +108,38 @@ def has_unit(service: str) -> bool:
         return f"ExecStart={sys.prefix}/bin/fleetpulse " in (HOST_UNITS / f"fleetpulse-{service}.service").read_text()
     except OSError:
         return False
+
+
+def is_expected(service: str) -> bool:
+    """Returns whether a service should run here: its unit is enabled, or was started and not stopped; or a container
+    was made for it, whose first process it is. A unit that a person stopped and disabled is not expected."""
+    words = _read_first_process()
+    if any(os.path.basename(one) == "fleetpulse" and two == service for one, two in itertools.pairwise(words)):
+        return True
+    unit = f"fleetpulse-{service}.service"
+    if not has_unit(service) or os.path.realpath(HOST_UNITS / unit) == os.devnull:  # masked
+        return False
+    if any(os.path.lexists(folder / unit) for folder in HOST_UNITS.glob("*.wants")):
+        return True
+    return _ask_state(unit) in ("active", "activating", "deactivating", "failed", "reloading")
+
+
+def _read_first_process(path: Path = Path("/proc/1/cmdline")) -> list[str]:
+    try:
+        return path.read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _ask_state(unit: str) -> str:
+    """Returns the state of a unit; empty where no systemd answers."""
+    import subprocess  # the agent, which notifies systemd, needs none
+
+    words = ("systemctl", "is-active", unit)
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def _parse_address(name: str) -> str:

@@ -21,6 +21,7 @@ from pipeline.config.sections import Agent, Config, load_config
 from pipeline.config.sections import Check as CheckSettings
 from pipeline.config.sections import Spool as SpoolSettings
 from pipeline.model.records import TELEMETRY
+from pipeline.runtime import systemd
 from tests.until import until
 
 ROOT = Path(__file__).parents[2]
@@ -58,10 +59,36 @@ def test_an_agent_that_has_just_started_is_not_hung(config: Config) -> None:
         assert (check_agent(config).state, check_agent(config).found) == ("ok", "is starting")
 
 
-def test_an_agent_that_does_not_run_is_a_warning(config: Config) -> None:
+def test_an_agent_that_has_run_and_does_not_is_a_failure_and_one_that_never_ran_is_none(config: Config) -> None:
+    """The gate of upgrades passed with a dead agent."""
     assert check_agent(config).state == "info"
     write_status(config, 3600)
-    assert check_agent(config).state == "warn"
+    found = check_agent(config)
+    assert (found.state, found.found) == ("fail", "does not run, last status 3600 s ago")
+
+
+def test_an_enabled_unit_whose_agent_never_came_up_is_a_failure_and_a_disabled_one_is_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path)
+    monkeypatch.setattr(systemd, "HOST_UNITS", tmp_path / "system")
+    monkeypatch.setattr(systemd, "_ask_state", lambda unit: "inactive")
+    write_status(config, 3600)
+    found = check_agent(config)
+    assert (found.state, found.found) == ("warn", "does not run, last status 3600 s ago; its unit is disabled")
+    status_file.spool_status_path(config.spool.directory, "n1").unlink()
+    assert check_agent(config).state == "info"
+    enable(tmp_path / "system", "agent")
+    found = check_agent(config)
+    assert (found.state, found.found) == ("fail", "does not run, and has written no status")
+    assert "systemctl disable --now fleetpulse-agent" in found.fix
+
+
+def enable(folder: Path, service: str) -> None:
+    """Makes the link that `systemctl enable` makes."""
+    wants = folder / "multi-user.target.wants"
+    wants.mkdir(parents=True, exist_ok=True)
+    (wants / f"fleetpulse-{service}.service").symlink_to(f"/usr/lib/systemd/system/fleetpulse-{service}.service")
 
 
 def test_beside_the_agent_of_this_host_doctor_says_that_it_runs_and_of_another_one_that_it_is_another(

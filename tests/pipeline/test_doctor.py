@@ -19,8 +19,9 @@ import pytest
 
 from pipeline.commands import doctor, init
 from pipeline.config.receivers import Notify, Webhook
-from pipeline.config.sections import Api, Config, Spool, Store
+from pipeline.config.sections import Api, Config, Site, Spool, Store
 from pipeline.model.errors import HeldStore, Unreachable
+from pipeline.runtime import systemd
 from pipeline.store.database import explain_error
 
 
@@ -190,8 +191,73 @@ def test_an_api_that_wants_a_token_fails_with_that_reason_on_a_server_and_is_no_
     assert "token_file" in found.fix
 
 
-def test_without_a_pipeline_the_api_is_a_warning(config: Config) -> None:
+def test_where_no_pipeline_was_started_the_api_is_a_warning(config: Config) -> None:
     assert doctor.api(config).state == "warn"
+    init.initialize(config, lambda _: None)
+    assert doctor.api(config).state == "warn", "a checkout after init, before up"
+
+
+@pytest.mark.parametrize(
+    ("enabled", "masked", "unit_state", "state"),
+    [
+        (True, False, "", "fail"),
+        (False, False, "failed", "fail"),
+        (False, False, "activating", "fail"),
+        (False, False, "inactive", "warn"),
+        (False, False, "", "warn"),
+        (True, True, "inactive", "warn"),
+    ],
+)
+def test_a_pipeline_that_should_run_and_does_not_is_a_failure(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    enabled: bool,
+    masked: bool,
+    unit_state: str,
+    state: str,
+) -> None:
+    """The gate of upgrades passed with a dead pipeline; one that was stopped and disabled on purpose is no failure."""
+    wants, unit = tmp_path / "system" / "multi-user.target.wants", "fleetpulse-pipeline.service"
+    wants.mkdir(parents=True)
+    if enabled:
+        (wants / unit).symlink_to(f"/usr/lib/systemd/system/{unit}")
+    if masked:
+        (wants.parent / unit).symlink_to("/dev/null")
+    monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path)
+    monkeypatch.setattr(systemd, "HOST_UNITS", tmp_path / "system")
+    monkeypatch.setattr(systemd, "_ask_state", lambda _: unit_state)
+    found = doctor.api(dataclasses.replace(config, site=Site(name="east")))
+    assert (found.state, doctor.exit_code([found])) == (state, 3 if state == "fail" else 0)
+    assert "systemctl" in found.fix
+
+
+def test_a_container_of_the_pipeline_whose_api_does_not_answer_yet_fails(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The gate in a Kubernetes pod passed while the pipeline was starting. Beside a gateway none is expected."""
+    read, line = systemd._read_first_process, tmp_path / "cmdline"
+    monkeypatch.setattr(systemd, "_read_first_process", lambda: read(line))
+    for words, state in (
+        (b"/sbin/docker-init\0--\0/opt/fleetpulse/bin/fleetpulse\0pipeline\0--config\0a.toml\0", "fail"),
+        (b"/opt/fleetpulse/bin/fleetpulse\0gateway\0", "warn"),
+    ):
+        line.write_bytes(words)
+        assert doctor.api(config).state == state
+
+
+def test_a_process_that_has_the_store_open_but_does_not_answer_is_a_failure(config: Config) -> None:
+    """As `fleetpulse up` while it starts: `doctor --wait` waits for it."""
+    program = f"import duckdb; c = duckdb.connect({str(config.store.path)!r}); print('open', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        found = doctor.api(config)
+        other.communicate("\n")
+    assert (found.state, found.unreachable) == ("fail", True)
+    assert found.meaning.startswith(f"process {other.pid} has the store open")
 
 
 @pytest.mark.parametrize("url", ["alerts.example", "ftp://host/", "http://", "http://host:99999/", "http://[::1/"])
