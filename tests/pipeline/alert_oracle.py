@@ -20,7 +20,8 @@ from tests.pipeline.alert_truth import HOLDS, NEVER, Truth
 OWN = ("watchdog", "receiver-")
 """Starts of the label `incident` of alerts about the pipeline itself."""
 ALONE = "documented: end alone of what was sent in a group"
-"""PagerDuty takes a resolve of a key that was never triggered as nothing; docs/receivers.md says that it comes."""
+"""PagerDuty takes a resolve of a key that was never triggered as nothing; docs/receivers.md says that it comes, also
+of a page that was silenced before it arrived."""
 PAGED_AGAIN = "acknowledgement_expired"
 
 
@@ -178,8 +179,13 @@ class Oracle:
             for labels in heard.resolved:
                 self._check_end(name, labels, heard.group)
         elif heard.action == "resolve" and heard.group not in view.triggered:
-            was_sent = (name, heard.group) in self._sent_incidents
-            self.report(ALONE if was_sent else "end of what was never sent", name, heard.group, text, "no event")
+            is_known = (name, heard.group) in self._sent_incidents or self._was_left_out(name, heard.group)
+            self.report(ALONE if is_known else "end of what was never sent", name, heard.group, text, "no event")
+
+    def _was_left_out(self, name: str, incident: str) -> bool:
+        """Returns whether a silence left out its page, which the receiver may have taken: its end is sent alone."""
+        query = "SELECT receiver, incident FROM outbox WHERE state = 'muted' AND answer = 'silenced before it was sent'"
+        return (name, incident) in self._query(query)
 
     def _check_firing(self, name: str, labels: dict[str, str], text: str) -> None:
         """What was true before the receiver had got everything decides: nothing that was sent since is older."""
@@ -204,7 +210,8 @@ class Oracle:
     def _check_end(self, name: str, labels: dict[str, str], group: str) -> None:
         truth, incident = self.truth, labels["incident"]
         if not self.views[name].has_fired(labels, group):
-            self.report("end of what was never sent", name, incident, f"resolved in {group}", truth.describe(incident))
+            rule = ALONE if self._was_left_out(name, incident) else "end of what was never sent"
+            self.report(rule, name, incident, f"resolved in {group}", truth.describe(incident))
             return
         facts, print_ = truth.facts[incident], freeze(labels)
         if print_ != facts.labels or facts.resolved or facts.silenced or facts.storm:
