@@ -297,10 +297,8 @@ class Notifier:
 
         pages, tickets = [p for p in due if p.is_page], [p for p in due if not p.is_page]
         watch = PageWatch(self._store, name, self._wake_events[name], self._clock)
-        in_turn = (
-            sender.send_all(pages, may_start),
-            sender.send_all(tickets, lambda: not watch.is_due() and may_start()),
-        )
+        go_on = may_start if was_down else lambda: not watch.is_due() and may_start()  # a probe is any message
+        in_turn = sender.send_all(pages, may_start), sender.send_all(tickets, go_on)
         try:
             for payload, answer in itertools.chain(*in_turn):
                 self.beats[name].beat("POST")
