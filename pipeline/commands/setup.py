@@ -10,13 +10,14 @@ from pathlib import Path
 
 from pipeline.api import tokens
 from pipeline.commands import setup_receiver, units
-from pipeline.commands.setup_answers import Answers, Ask, ask_all, ask_role
+from pipeline.commands.setup_answers import Answers, Ask, ask_all
 from pipeline.commands.setup_files import PreparedFiles
+from pipeline.commands.setup_renewal import TOKENS, find_installed_role, renew_units
 from pipeline.config.files import HOST, check_links, read_table
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
-from pipeline.runtime.systemd import UNIT_FOLDER, has_unit
+from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
 
 
 def run_setup(
@@ -43,9 +44,10 @@ def run_setup(
             f"setup --units: --config {path}: the units read {of_units}; expected that file, or no --units"
         )
     if where is not None and not given.replace and _has_keys(path) and not path.is_dir():
-        return _renew_units(given, ask, path, *where)
+        return renew_units(given, ask, path, *where)
     _check_target(path, given.replace)
-    answers = ask_all(given, ask, has_units and is_theirs)
+    role = find_installed_role() if packaged is None and is_theirs else None
+    answers = ask_all(given, ask, has_units and is_theirs, role or "one-host")
     with PreparedFiles() as files:
         said = _prepare(files, answers, path, etc)
         if where is not None:
@@ -55,29 +57,15 @@ def run_setup(
     if has_units and not is_theirs:
         said.append(f"unit: none reads {path}, and none was changed; they read {of_units}. It is for commands with")
         said.append(f"    --config {path}, or FLEETPULSE_CONFIG")
+    if not has_units and (wheel := units.find_wheel_program()):
+        said.append(f"unit: none is installed, and {path} is for commands of a person; for services, as root:")
+        said.append(f"    {wheel} setup --units --role {answers.role}")
     return [*said, "", "Next:", *(f"    {command}" for command in next_commands(answers, path, program))]
-
-
-def _renew_units(given: argparse.Namespace, ask: Ask, path: Path, source: Path, program: Path) -> list[str]:
-    """Writes the units of a host that is configured, as after an upgrade by pip. Returns the lines to print.
-
-    Raises Refused for a flag that would change the configuration.
-    """
-    flags = [flag for flag in ("site", "kafka", "gpus", "webhook") if getattr(given, flag) is not None]
-    if flags:
-        raise Refused(
-            f"{path}: exists; expected no --{flags[0]}, then the units alone are written; change it by hand, or: "
-            "fleetpulse setup --units --replace"
-        )
-    role = ask_role(given, ask)
-    said = units.install_units(role, source, program)
-    names = " ".join(f"fleetpulse-{service}" for service in units.SERVICES[role])
-    return [*said, f"configuration: {path} stays", "", "Next:", f"    systemctl try-restart {names}"]
 
 
 def _prepare(files: PreparedFiles, answers: Answers, path: Path, etc: Path) -> list[str]:
     """Prepares all files, the configuration last. Returns the lines to print."""
-    token_file = path.parent / "tokens" if answers.role != "node" else None
+    token_file = path.parent / TOKENS if answers.role != "node" else None
     receiver = answers.receiver
     secret = setup_receiver.find_secret_file(path)
     shown = setup_receiver.find_copy(secret) if answers.packaged else secret
@@ -118,21 +106,26 @@ def write_text(answers: Answers, token_file: Path | None, receiver: Sequence[str
 
 
 def next_commands(answers: Answers, path: Path, installed: str | None = None) -> list[str]:
-    """Returns the commands that bring the host into service, at most three. installed: program of --units."""
-    program = installed or "fleetpulse"
+    """Returns the commands that bring the host into service: three, or four where a wheel's units are to be written.
+
+    installed: program of --units.
+    """
+    wheel = None if installed else units.find_wheel_program()
+    program = installed or wheel or "fleetpulse"
     if not answers.packaged:
         known = "" if str(path) == "fleetpulse.toml" else f" --config {path}"
         start = {"node": "agent", "server": "pipeline", "one-host": "up"}[answers.role]
-        return [f"fleetpulse {word}{known}" for word in ("init", "doctor", start)]
+        return [f"{program} {word}{known}" for word in ("init", "doctor", start)]
+    first = [f"{program} setup --units --role {answers.role}"] if wheel and units.find_missing(answers.role) else []
+    has_package = not installed and not wheel
     if answers.role == "node":
-        wait = f"{program} doctor --wait 60s"
-        first = [] if installed else ["fleetpulse doctor"]
-        return [*first, "systemctl enable --now fleetpulse-agent", wait]
+        first += ["fleetpulse doctor"] if has_package else []
+        return [*first, "systemctl enable --now fleetpulse-agent", f"{program} doctor --wait 60s"]
     services = "fleetpulse-pipeline fleetpulse-dashboard"
     if answers.role == "server":
-        return [f"{program} init", f"systemctl enable --now {services}", f"{program} doctor --wait 120s"]
-    drop_in = "/etc/systemd/system/fleetpulse-agent.service.d/one-host.conf"
-    first = [] if installed else [f"install -D -m 0644 {UNIT_FOLDER}/one-host.conf {drop_in}"]
+        return [*first, f"{program} init", f"systemctl enable --now {services}", f"{program} doctor --wait 120s"]
+    if has_package:
+        first += [f"install -D -m 0644 {UNIT_FOLDER}/one-host.conf {HOST_UNITS / units.ONE_HOST}"]
     return [*first, f"systemctl enable --now fleetpulse-agent {services}", f"{program} doctor --wait 120s"]
 
 

@@ -34,7 +34,7 @@ class Answers:
     packaged: bool
 
 
-def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
+def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool, usual_role: str = "one-host") -> Answers:
     """Asks what no flag answers, again after an answer that cannot work. Enter takes the default in brackets.
 
     Raises UsageError or ConfigError for a flag that cannot work, and what `ask` raises when the input ends.
@@ -42,7 +42,7 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
 
     _check_flags(given)
     answer = functools.partial(_answer, ask)
-    role = ask_role(given, ask)
+    role = ask_role(given, ask, usual_role)
     site = answer(given.site, "2/5 Name of the site", "local", _check_site)
     usual = "" if role == "one-host" else "kafka-1:9092"
     kafka = answer(given.kafka, "3/5 Kafka brokers, with commas", usual, lambda text: _check_kafka(role, text))
@@ -51,13 +51,14 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool) -> Answers:
     question = f"{4 if role == 'server' else 5}/5 Webhook for alerts, empty: none"
     parse = functools.partial(_parse_webhook, given)
     webhook = "" if role == "node" else answer(given.webhook, question, "", parse)
+    _check_allowances(given, role, webhook)
     return Answers(role, site, kafka, int(gpus), parse(webhook), packaged)
 
 
-def ask_role(given: argparse.Namespace, ask: Ask) -> str:
-    """Returns the role of the host; asks for it if no flag says it."""
+def ask_role(given: argparse.Namespace, ask: Ask, usual: str) -> str:
+    """Returns the role of the host; asks for it if no flag says it. usual: what Enter takes."""
     question = f"1/5 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}"
-    return _answer(ask, given.role, question, "one-host", _check_role)
+    return _answer(ask, given.role, question, usual, _check_role)
 
 
 def _answer(ask: Ask, flag: str | None, question: str, default: str, check: Callable[[str], object]) -> str:
@@ -77,6 +78,7 @@ def _answer(ask: Ask, flag: str | None, question: str, default: str, check: Call
 
 def _check_flags(given: argparse.Namespace) -> None:
     """Checks what depends on no answer, before the first question."""
+    _check_allowances(given, given.role, given.webhook)
     for flag, check in ((given.site, _check_site), (given.gpus, lambda gpus: _check_gpus(str(gpus)))):
         if flag is not None:
             check(flag)
@@ -84,6 +86,13 @@ def _check_flags(given: argparse.Namespace) -> None:
         _check_kafka(given.role, given.kafka)
     if given.webhook and given.role != "node":
         _parse_webhook(given, given.webhook)
+
+
+def _check_allowances(given: argparse.Namespace, role: str | None, webhook: str | None) -> None:
+    """Raises UsageError for flags of a webhook that there will not be. None: not known yet."""
+    flag = "--allow-http" if given.allow_http else "--allow-private" if given.allow_private is not None else None
+    if flag and (role == "node" or webhook == ""):
+        raise UsageError(f"setup: {flag}: there is no webhook; expected --webhook URL, or no {flag}")
 
 
 def _check_role(text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config.files import DROP_INS
 from pipeline.model.errors import UsageError
-from pipeline.runtime.systemd import UNIT_FOLDER
+from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
 
 WHEEL_UNITS = Path(__file__).parents[1] / "units"
 """The same files as UNIT_FOLDER has, in an installed wheel."""
@@ -17,6 +17,8 @@ PACKAGED = "/opt/fleetpulse/bin/fleetpulse"
 """The program that the units name."""
 SERVICES = {"node": ("agent",), "server": ("pipeline", "dashboard", "executor")}
 SERVICES["one-host"] = (*SERVICES["node"], *SERVICES["server"])
+ONE_HOST = "fleetpulse-agent.service.d/one-host.conf"
+"""The drop-in for an agent whose spool a pipeline of the same host reads."""
 HIDDEN = ("/home/", "/root/")
 """Folders that ProtectHome= hides from the units."""
 
@@ -39,6 +41,19 @@ def find_program() -> Path:
     return program
 
 
+def find_wheel_program() -> str | None:
+    """Returns the program of an installation by pip, which is not on PATH; None for a package and for a checkout."""
+    if UNIT_FOLDER.is_dir() or not WHEEL_UNITS.is_dir():
+        return None
+    return str(Path(sys.prefix) / "bin" / "fleetpulse")
+
+
+def find_missing(role: str) -> list[str]:
+    """Returns the services of a role that have no unit of this installation, and the drop-in of one host."""
+    missing = [service for service in SERVICES[role] if not has_unit(service)]
+    return missing + [ONE_HOST] * (role == "one-host" and not (HOST_UNITS / ONE_HOST).exists())
+
+
 def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc")) -> list[str]:
     """Writes units, users and folders of a role below `etc`, and has systemd read them. Returns the lines to print.
 
@@ -54,7 +69,7 @@ def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc
                 text = (source / f"fleetpulse-{kind}.{form}.conf").read_text()
                 written.append(_write(etc / f"{form}.d" / f"fleetpulse-{kind}.conf", text))
         if role == "one-host":
-            drop_in = etc / "systemd/system/fleetpulse-agent.service.d/one-host.conf"
+            drop_in = etc / "systemd/system" / ONE_HOST
             written.append(_write(drop_in, (source / "one-host.conf").read_text()))
         drop_ins = etc / "fleetpulse" / DROP_INS
         if not drop_ins.is_dir():

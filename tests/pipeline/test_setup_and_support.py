@@ -157,6 +157,8 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
         (("--kafka", "k:99999"), "from 1 to 65535"),
         (("--kafka", "", "--role", "server"), "a server needs Kafka"),
         (("--webhook", "http://x.example"), "found http"),
+        (("--webhook", "", "--allow-http"), "--allow-http: there is no webhook"),
+        (("--role", "node", "--allow-private", "10.0.0.0/8"), "--allow-private: there is no webhook"),
     ],
 )
 def test_a_flag_that_cannot_work_is_refused_before_the_first_question(

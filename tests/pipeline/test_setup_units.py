@@ -85,33 +85,117 @@ def test_two_commands_follow_for_a_node_and_one_host() -> None:
         assert wait.startswith(f"{program} doctor --wait ")
 
 
-def test_a_configured_host_gets_the_units_of_a_new_version_and_keeps_its_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Host:
+    """A configured host with an installation by pip, below a folder."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.etc = folder / "fleetpulse" / "fleetpulse.toml", folder / "etc"
+        self.units, install = self.etc / "systemd/system", units.install_units
+        self.path.parent.mkdir()
+        monkeypatch.setattr(units, "find_units", lambda: SOURCE)
+        monkeypatch.setattr(units, "find_program", lambda: Path("/opt/fleetpulse/bin/fleetpulse"))
+        monkeypatch.setattr(units, "install_units", lambda *words: install(*words, self.etc))
+        monkeypatch.setattr(systemd, "HOST_UNITS", self.units)
+
+    def run(self, *words: str, answer: str = "\n") -> list[str]:
+        given = build_parser().parse_args(["setup", "--units", "--config", str(self.path), *words])
+        return run_setup(given, lambda _: answer, of_units=self.path)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(tmp_path, monkeypatch)
+
+
+NODE = '[site]\nname = "east"\n[pipeline]\ntransport = "kafka"\n[kafka]\nbootstrap_servers = "k:9092"\n'
+SERVER = f'{NODE}[api]\ntoken_file = "/etc/fleetpulse/tokens"\n'
+
+
+def test_a_configured_host_gets_the_units_of_a_new_version_and_keeps_its_configuration(host: Host) -> None:
     """After an upgrade by pip the units of the old version stayed: setup refused, or wrote another configuration."""
-    path, install, etc = tmp_path / "fleetpulse" / "fleetpulse.toml", units.install_units, tmp_path / "etc"
-    path.parent.mkdir()
-    path.write_text('[site]\nname = "east"\n')
-    monkeypatch.setattr(units, "find_units", lambda: SOURCE)
-    monkeypatch.setattr(units, "find_program", lambda: Path("/opt/fleetpulse/bin/fleetpulse"))
-    monkeypatch.setattr(units, "install_units", lambda *words: install(*words, etc))
-
-    def run(*words: str) -> list[str]:
-        given = build_parser().parse_args(["setup", "--units", "--config", str(path), *words])
-        return run_setup(given, lambda _: "server\n", of_units=path)
-
-    said = run()
-    assert said[-4:] == [
-        f"configuration: {path} stays",
+    host.path.write_text(SERVER)
+    assert host.run(answer="server\n")[-4:] == [
+        f"configuration: {host.path} stays",
         "",
         "Next:",
         "    systemctl try-restart fleetpulse-pipeline fleetpulse-dashboard fleetpulse-executor",
     ]
-    assert len(list((etc / "systemd/system").iterdir())) == 3
-    assert path.read_text() == '[site]\nname = "east"\n'
-    assert [file.name for file in path.parent.iterdir()] == ["fleetpulse.toml"], "no tokens, no secret, no copy"
-    with pytest.raises(Refused, match=r"exists; expected no --kafka, then the units alone .* setup --units --replace"):
-        run("--kafka", "k:9092")
+    assert len(list(host.units.iterdir())) == 3
+    assert host.path.read_text() == SERVER
+    assert [file.name for file in host.path.parent.iterdir()] == ["fleetpulse.toml"], "no tokens, no secret, no copy"
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [("kafka", ["k:9092"]), ("allow-http", []), ("allow-private", ["10.0.0.0/8"])],
+)
+def test_a_flag_that_would_change_the_configuration_is_refused(host: Host, flag: str, values: list[str]) -> None:
+    host.path.write_text(SERVER)
+    with pytest.raises(
+        Refused, match=rf"exists; expected no --{flag}, then the units alone .* setup --units --replace"
+    ):
+        host.run("--role", "server", f"--{flag}", *values)
+    assert not host.etc.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "installed", "expected"),
+    [
+        (NODE, None, "node"),
+        (SERVER, None, "server"),
+        ('[api]\ntoken_file = "/etc/fleetpulse/tokens"\n', None, "one-host"),
+        (SERVER, "one-host", "one-host"),
+        (NODE, "server", "server"),
+        (SERVER, "node", "node"),
+    ],
+)
+def test_enter_takes_the_role_that_the_units_or_the_configuration_have(
+    host: Host, text: str, installed: str | None, expected: str
+) -> None:
+    """It was one-host: a node got pipeline, dashboard and executor, and the agent the drop-in of one host."""
+    host.path.write_text(text)
+    if installed:
+        units.install_units(installed, SOURCE, Path("/opt/fleetpulse/bin/fleetpulse"))
+    assert host.run()[-1].split()[2:] == [f"fleetpulse-{service}" for service in units.SERVICES[expected]]
+    assert sorted(path.name for path in host.units.glob("*.service")) == sorted(
+        f"fleetpulse-{service}.service" for service in units.SERVICES[expected]
+    )
+
+
+def test_a_role_that_the_configuration_cannot_have_is_refused_with_what_to_do(host: Host) -> None:
+    host.path.write_text(NODE)
+    for role in ("server", "one-host"):
+        with pytest.raises(Refused, match=rf"of a node: .* expected --role node; .* --units --replace --role {role}"):
+            host.run("--role", role)
+    assert not host.etc.exists()
+    (host.path.parent / "tokens").touch()
+    host.run("--role", "server")
+    with pytest.raises(Refused, match="this host is a server; expected --role server, or one-host"):
+        host.run("--role", "node")
+    host.run("--role", "one-host")
+
+
+def test_a_wheel_without_units_says_the_path_of_the_program_and_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said `fleetpulse`, which was not on PATH, and the drop-in of one host in a folder that no wheel has."""
+    monkeypatch.setattr(units, "WHEEL_UNITS", SOURCE)
+    monkeypatch.setattr(systemd, "HOST_UNITS", tmp_path / "etc/systemd/system")
+    monkeypatch.setattr(units, "HOST_UNITS", tmp_path / "etc/systemd/system")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    program, path = f"{tmp_path}/venv/bin/fleetpulse", tmp_path / "f.toml"
+    words = ["--role", "one-host", "--site", "a", "--kafka", "", "--gpus", "0", "--webhook", ""]
+    said = run_setup(
+        build_parser().parse_args(["setup", "--config", str(path), *words]), lambda _: pytest.fail("asked")
+    )
+    assert f"    {program} setup --units --role one-host" in said[: said.index("Next:")]
+    assert said[-3:] == [f"    {program} {word} --config {path}" for word in ("init", "doctor", "up")]
+    answers = Answers("one-host", "a", "", 0, None, packaged=True)
+    start = "systemctl enable --now fleetpulse-agent fleetpulse-pipeline fleetpulse-dashboard"
+    last = [start, f"{program} doctor --wait 120s"]
+    assert next_commands(answers, path) == [f"{program} setup --units --role one-host", *last]
+    units.install_units("one-host", SOURCE, Path(program), tmp_path / "etc")
+    assert next_commands(answers, path) == last
 
 
 def test_setup_without_the_flag_knows_the_units_that_an_earlier_one_installed(
