@@ -276,9 +276,9 @@ def _support(given: argparse.Namespace) -> int:
     from pipeline.config.addresses import HIDDEN
 
     checks = subprocess.run(_doctor_command(given, "json"), capture_output=True, text=True)
-    names = support.write_support(_load_config(given), Path(given.target), checks.stdout or checks.stderr)
+    names, wrong = support.write_with_any(given.config, Path(given.target), checks.stdout or checks.stderr)
     _print_rows([{"file": name} for name in names], ["file"], "table")
-    _print_message(f"fleetpulse: {given.target}: read it before you send it; secrets are replaced by {HIDDEN}")
+    _print_message(f"fleetpulse: {wrong}{given.target}: read it before you send it; secrets are replaced by {HIDDEN}")
     return 0
 
 

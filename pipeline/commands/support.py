@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import io
+import itertools
 import json
 import os
 import platform
@@ -24,14 +25,15 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from pipeline.commands.arguments import read_version
+from pipeline.commands.support_salvage import Salvage, salvage_config
 from pipeline.config.address_text import hide_in_text
 from pipeline.config.addresses import HIDDEN, hide_addresses
 from pipeline.config.changes import flatten
 from pipeline.config.files import DROP_INS, list_files, read_table
-from pipeline.config.sections import Config
+from pipeline.config.sections import Config, load_config
 from pipeline.config.toml_text import write_toml
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, UsageError
+from pipeline.model.errors import ConfigError, FleetpulseError, UsageError
 from pipeline.runtime.private_files import list_secret_files
 
 UNITS = ("agent", "gateway", "pipeline", "dashboard", "executor")
@@ -44,20 +46,41 @@ MIN_SECRET = 6
 """Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
 
 
-def write_support(config: Config, target: Path, doctor: str) -> list[str]:
+def write_with_any(given: str | None, target: Path, doctor: str) -> tuple[list[str], str]:
+    """Writes the archive, also with a configuration that is wrong: with the error, and what is right of it.
+
+    Returns the names in it, and what to say before the message that it is written. Raises ConfigError if the given file
+    does not exist.
+    """
+    try:
+        return write_support(load_config(given), target, doctor), ""
+    except ConfigError as error:
+        if given and not os.path.lexists(given):
+            raise
+        salvage = salvage_config(given, os.environ)
+        secrets = find_secrets(salvage.config, salvage)
+        names = write_support(salvage.config, target, doctor, secrets, str(error))
+        return names, f"the configuration is wrong, and the archive says so: {hide(str(error), secrets)}\nfleetpulse: "
+
+
+def write_support(
+    config: Config, target: Path, doctor: str, secrets: list[str] | None = None, wrong: str = ""
+) -> list[str]:
     """Writes the archive, readable for its owner alone; returns the names in it. doctor: its checks as JSON.
 
-    It gets its name when it is complete. Raises UsageError if the file exists or cannot be written.
+    It gets its name when it is complete. secrets: those of the configuration if not given.   wrong: what is wrong with
+    the configuration. Raises UsageError if the file exists or cannot be written.
     """
-    secrets = find_secrets(config)
+    secrets = find_secrets(config) if secrets is None else secrets
     names = []
+    parts = [("configuration-error.txt", f"{wrong}\n")] if wrong else []
     try:
         if os.path.lexists(target):
             raise UsageError(f"{target}: exists; expected a new file")
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             try:
                 with tarfile.open(fileobj=file, mode="w:gz") as archive:
-                    for name, text in collect(config, doctor):
+                    for name, text in itertools.chain(parts, collect(config, doctor)):
                         content = hide(text, secrets).encode(errors="replace")
                         entry = tarfile.TarInfo(f"fleetpulse-support/{name}")
                         entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
@@ -186,16 +209,20 @@ def ask(config: Config, route: str) -> str:
         return f"no answer: {error}\n"
 
 
-def find_secrets(config: Config) -> list[str]:
+def find_secrets(config: Config, salvage: Salvage | None = None) -> list[str]:
     """Returns what the files of secrets contain, as text and as JSON and addresses write it; the longest first.
 
     Of each line: all of it, what follows a colon, and the words of that (`Authorization: Bearer TOKEN`). Of addresses
-    in the configuration: the password.
+    in the configuration: the password. salvage: more of both, of a configuration that is wrong.
     """
     found = {part for _, value in flatten(config) for part in _find_passwords(value)}
-    for path in list_secret_files(config).values():
+    files = {*list_secret_files(config).values(), *_list_node_keys(config.kafka.node_keys)}
+    if salvage is not None:
+        found |= {*salvage.secrets, *(part for text in salvage.addresses for part in _find_passwords(text))}
+        files |= {*salvage.files}
+    for path in files:
         try:
-            lines = path.read_text(errors="replace").splitlines()
+            lines = path.read_text(errors="replace").splitlines() if path.is_file() else ()
         except OSError:
             continue
         for line in lines:
@@ -203,6 +230,14 @@ def find_secrets(config: Config) -> list[str]:
             found |= {line.strip(), value, *value.split()}
     written = {form for text in found for form in (text, json.dumps(text)[1:-1], quote(text, safe=""))}
     return sorted((text for text in written if len(text) >= MIN_SECRET), key=len, reverse=True)
+
+
+def _list_node_keys(folder: Path | None) -> list[Path]:
+    """Returns the files with the keys that sign messages of nodes."""
+    try:
+        return sorted(folder.glob("*.key")) if folder is not None else []
+    except OSError:  # this user may not look into it, so nothing in the archive was read from there
+        return []
 
 
 def _find_passwords(value: Any) -> Iterator[str]:
