@@ -99,7 +99,7 @@ def test_make_dist_leaves_what_it_built_and_nothing_of_a_run_before(tmp_path: Pa
     assert {line.split()[1] for line in (dist / "SHA256SUMS").read_text().splitlines()} == ours
 
 
-def test_a_checkout_says_its_commit_and_whether_it_is_changed(tmp_path: Path) -> None:
+def test_a_checkout_says_its_commit_and_whether_it_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         words = ("-c", "user.name=a", "-c", "user.email=a@b", *words)
         return subprocess.run(["git", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
@@ -114,6 +114,9 @@ def test_a_checkout_says_its_commit_and_whether_it_is_changed(tmp_path: Path) ->
     commit = git("rev-parse", "--short=12", "HEAD")
     assert find_commit(str(tmp_path)) == commit
     (tmp_path / "a").write_text("2")
+    assert find_commit(str(tmp_path)) == f"{commit}-dirty"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a hook of another repository
+    monkeypatch.setenv("GIT_WORK_TREE", "/")
     assert find_commit(str(tmp_path)) == f"{commit}-dirty"
 
 

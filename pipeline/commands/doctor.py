@@ -302,7 +302,8 @@ def _judge_silence(config: Config, found: str) -> Check:
         fix = "journalctl -u fleetpulse-pipeline; systemctl restart fleetpulse-pipeline"
         fix += "; to keep it off: systemctl disable --now fleetpulse-pipeline"
         return Check("api", "fail", found, meaning, fix, unreachable=True)
-    fix = "systemctl enable --now fleetpulse-pipeline" if systemd.has_unit("pipeline") else "fleetpulse pipeline"
+    by_hand = "fleetpulse up" if config.pipeline.transport == "spool" else "fleetpulse pipeline"  # as setup says
+    fix = "systemctl enable --now fleetpulse-pipeline" if systemd.has_unit("pipeline") else by_hand
     return Check("api", "warn", found, "no pipeline runs here", _suggest_start(config, fix))
 
 

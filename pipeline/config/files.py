@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
+import re
 import shlex
 import socket
 import stat
@@ -28,6 +29,8 @@ HOST = Path("/etc/fleetpulse/fleetpulse.toml")
 MAX_CHARACTERS = 16_000_000
 """Longest file of a configuration. Chosen: ten times one with an entry for each of 10,000 BMCs."""
 NODES = "nodes"
+_CHOICE = re.compile(r"\[!?+\]?+[^\]]*\]")
+"""A choice of characters in a pattern of fnmatch, whose first may be a closing bracket."""
 NODE_VARIABLE = "FLEETPULSE__AGENT__NODE"
 Table = dict[str, Any]
 
@@ -164,6 +167,11 @@ def take_groups(where: str, table: Table) -> list[tuple[str, Sequence[str], Tabl
         texts = [patterns] if isinstance(patterns, str) else patterns
         if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one for one in texts):
             raise ConfigError(f"{name}: {NODES} = {patterns!r}: expected patterns of node names, such as ['h200-*']")
+        if unclosed := [one for one in texts if "[" in _CHOICE.sub("", one)]:
+            raise ConfigError(
+                f"{name}: {NODES} = {unclosed[0]!r}: a bracket is not closed, so no node matches; expected a pattern "
+                "such as 'h200-[0-9]*'"
+            )
         if fixed := sorted(key for key, value in group.items() if not isinstance(value, dict)):
             raise ConfigError(f"{name}: '{fixed[0]}' is no section; expected [{GROUPS}.SECTION] below it")
         if "node" in group.get("agent", {}):

@@ -99,6 +99,8 @@ def test_a_group_of_a_later_drop_in_and_a_node_named_in_a_file_count(main: Path)
             "[[groups]]\n[groups.api]\nport = 1\n",
             "50.toml: [[groups]] 1: nodes = None: expected patterns of node names",
         ),
+        ('[[groups]]\nnodes = ["a", "h[200"]\n', "50.toml: [[groups]] 1: nodes = 'h[200': a bracket is not closed"),
+        ('[[groups]]\nnodes = "h[]"\n', "50.toml: [[groups]] 1: nodes = 'h[]': a bracket is not closed"),
         ('[[groups]]\nnodes = "*"\nport = 1\n', "50.toml: [[groups]] 1: 'port' is no section"),
         ('[[groups]]\nnodes = "*"\n[groups.agent]\nnode = "x"\n', "[agent] node cannot be set by a group"),
         (
@@ -113,6 +115,12 @@ def test_errors_name_the_drop_in_or_the_group(main: Path, text: str, said: str) 
     with pytest.raises(ConfigError) as caught:
         load_config(main, as_node("n1"))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", ["n[0-9]", "n[!a]", "n[]1]", "n[[1]", "[mn][1-3]"])
+def test_a_pattern_with_a_choice_of_characters_is_one(main: Path, pattern: str) -> None:
+    drop_in(main, "50.toml", f'[[groups]]\nnodes = "{pattern}"\n[groups.agent]\ninterval = 7\n')
+    assert load_config(main, as_node("n1")).agent.interval == 7
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

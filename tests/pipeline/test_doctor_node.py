@@ -91,8 +91,10 @@ def test_after_setup_doctor_says_what_is_next_and_without_a_package_init(
     monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path / "none")
     assert [check(unconfigured).fix for check in CREATED] == [
         *("", "fleetpulse init"),
-        *("fleetpulse init", "fleetpulse pipeline"),
+        *("fleetpulse init", "fleetpulse up"),
     ]
+    with_kafka = replace(unconfigured, pipeline=replace(unconfigured.pipeline, transport="kafka"))
+    assert doctor.api(with_kafka).fix == "fleetpulse pipeline"
 
 
 def test_a_user_without_a_home_keeps_state_where_its_unit_says(monkeypatch: pytest.MonkeyPatch) -> None:
