@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.commands.setup_receiver import SecretReceiver, parse_receiver
+from pipeline.commands.setup_receiver import SecretReceiver
+from pipeline.commands.setup_webhook import MOST_TEXT, ask_webhook, parse_webhook
 from pipeline.commands.site_arguments import ROLES
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
@@ -17,8 +18,6 @@ from pipeline.model.names import MAX_NAME, find_name_fault
 
 MOST_GPUS = 64
 """GPUs of a node at most. Chosen: servers have up to 16, with PCIe expansion about 32; more is a typing error."""
-MOST_TEXT = 4096
-"""Characters of brokers or of an address at most. Chosen: some 100 brokers, and the addresses of chats have 300."""
 Ask = Callable[[str], str]
 
 
@@ -49,10 +48,9 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool, usual_role: str
     flag = str(given.gpus) if given.gpus is not None else "0" if role == "server" else None  # it has none to count
     gpus = answer(flag, "4/5 GPUs of each node, 0: not checked", "0", _check_gpus)
     question = f"{4 if role == 'server' else 5}/5 Webhook for alerts, empty: none"
-    parse = functools.partial(_parse_webhook, given)
-    webhook = "" if role == "node" else answer(given.webhook, question, "", parse)
-    _check_allowances(given, role, webhook)
-    return Answers(role, site, kafka, int(gpus), parse(webhook), packaged)
+    receiver = None if role == "node" else ask_webhook(given, ask, question)
+    _check_allowances(given, role, "" if receiver is None else None)
+    return Answers(role, site, kafka, int(gpus), receiver, packaged)
 
 
 def ask_role(given: argparse.Namespace, ask: Ask, usual: str) -> str:
@@ -85,7 +83,7 @@ def _check_flags(given: argparse.Namespace) -> None:
     if given.kafka is not None and (given.kafka or given.role):
         _check_kafka(given.role, given.kafka)
     if given.webhook and given.role != "node":
-        _parse_webhook(given, given.webhook)
+        parse_webhook(given, given.webhook)
 
 
 def _check_allowances(given: argparse.Namespace, role: str | None, webhook: str | None) -> None:
@@ -122,12 +120,6 @@ def _check_kafka(role: str, text: str) -> None:
 def _check_gpus(text: str) -> None:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) > MOST_GPUS:
         raise UsageError(f"setup: GPUs {text[:60]!r}: expected a number from 0 to {MOST_GPUS}, such as 8")
-
-
-def _parse_webhook(given: argparse.Namespace, text: str) -> SecretReceiver | None:
-    _check_length("--webhook", text, MOST_TEXT, "an address")
-    networks = [one.strip() for one in (given.allow_private or "").split(",") if one.strip()]
-    return parse_receiver(text, given.allow_http, networks) if text else None
 
 
 def _check_length(flag: str, text: str, most: int, what: str) -> None:

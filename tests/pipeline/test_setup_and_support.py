@@ -124,7 +124,7 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
     path, asked = tmp_path / "fleetpulse.toml", []
     digits = "9" * 5000
     answers = iter(
-        f"head\none-host\na/b\neast\nk:99999\nk:9092\n800\n²\n{digits}\n8\nhttp://x.example/\n\n".splitlines()
+        f"head\none-host\na/b\neast\nk:99999\nk:9092\n800\n²\n{digits}\n8\nhttp://x.example/\nno\n\n".splitlines()
     )
 
     def ask(question: str) -> str:
@@ -146,7 +146,9 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
         "https, or allow_http = true; flags of setup: --allow-http, --allow-private NETWORK",
     ]
     assert [question.split("\n")[-1][:3] for question in asked] == [
-        f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5)
+        *(f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5)),
+        "x.e",  # it is called by http
+        "5/5",
     ]
 
 
