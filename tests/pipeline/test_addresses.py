@@ -129,6 +129,7 @@ def test_a_text_of_a_million_characters_without_a_space_takes_no_longer_than_wit
     begun = time.process_time()
     text = letter * (1_000_000 // len(letter))
     assert len(hide_in_text(text)) > 5
+    assert len(addresses.hide_in_text(text)) > 5  # values of the configuration, and what services answer
     assert time.process_time() - begun < 5, "a line of base64 in a log: it took hours"
 
 
