@@ -463,8 +463,8 @@ def test_a_pipeline_reloads_on_sighup_keeps_its_process_and_refuses_a_wrong_file
             until(lambda: "SigBlk:\t0000000000000001" in status.read_text(), 300)
             pipeline.send_signal(signal.SIGHUP)  # before the new start answers it: it waits
             until(lambda: "starts again" not in _read_reasons(url), 300)
+            until(lambda: log.read_text().count("fleetpulse pipeline: store") == 2, 300)
             until(lambda: "nothing changed" in log.read_text().rpartition("fleetpulse pipeline: store")[2], 300)
-            assert log.read_text().count("fleetpulse pipeline: store") == 2
             assert re.findall(r"API (http://[0-9.:]+)", log.read_text()) == [url, url]
             assert pipeline.poll() is None
             main.write_text(base + "[budget]\ndays = 4\n")
