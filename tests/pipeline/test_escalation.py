@@ -51,7 +51,7 @@ def test_what_is_acknowledged_in_pagerduty_is_resolved_there_before_it_is_escala
 @pytest.mark.slow
 def test_what_a_person_acknowledged_in_pagerduty_is_resolved_there_before_it_is_escalated_again(routed):
     page = escalate_page(routed)
-    routed.people.acknowledge(page, Caller("pagerduty:Bo"), "", None, 0.5)
+    routed.people.acknowledge(page, Caller("pagerduty:Bo", receiver="pager"), "", None, 0.5)
     routed.pass_time(42)
     assert routed.events(page) == ["trigger", "resolve", "trigger"]
 
