@@ -68,7 +68,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _hide_addresses(error: Exception) -> str:
     """Returns an error about a value of the configuration, for logs: of addresses in it only the host."""
-    from pipeline.config.address_text import hide_in_text
+    from pipeline.config.addresses import hide_in_text
 
     return hide_in_text(str(error))
 

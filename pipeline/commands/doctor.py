@@ -22,7 +22,7 @@ from typing import Any
 from pipeline.commands import doctor_dashboard, doctor_senders, doctor_slurm
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
-from pipeline.config.address_text import hide_in_text
+from pipeline.config.addresses import hide_in_text
 from pipeline.config.changes import compare_configs
 from pipeline.config.sections import Config
 from pipeline.http import client

@@ -14,7 +14,7 @@ from dataclasses import replace
 from kafka.errors import KafkaError
 
 from pipeline.commands.checks import Check
-from pipeline.config.address_text import hide_in_text
+from pipeline.config.addresses import hide_in_text
 from pipeline.config.sections import Config, Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.transport import diagnosis, kafka_clients, kerberos, oauth_tokens, topics

@@ -26,8 +26,7 @@ from urllib.parse import quote, unquote
 
 from pipeline.commands.arguments import read_version
 from pipeline.commands.support_salvage import Salvage, salvage_config
-from pipeline.config.address_text import hide_in_text
-from pipeline.config.addresses import HIDDEN, hide_addresses
+from pipeline.config.addresses import HIDDEN, hide_addresses, hide_in_text
 from pipeline.config.changes import flatten
 from pipeline.config.files import DROP_INS, list_files, read_table
 from pipeline.config.sections import Config, load_config

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
-from pipeline.incidents.titles import count_alike, describe_held, name_cause
+from pipeline.incidents.titles import count_alike, name_cause
 from pipeline.judging.mutes import MAX_MUTE_US
 from pipeline.model.entity_names import cut_title
 from pipeline.model.errors import Refused, UsageError
@@ -261,7 +261,10 @@ class Case:
         self.alike = self.alike or count_alike(main.entity, self.incident.members)
         summary = name_cause(self.incident.cause, main.entity, main.summary, self.alike)
         held = [self.conditions[key] for key in self.held if key in self.conditions]
-        return cut_title(summary + describe_held(main, held))
+        if not held or main in held:
+            return cut_title(summary)
+        worst = min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity))
+        return cut_title(f"{summary}; {worst.summary}")
 
     @property
     def is_generic(self) -> bool:

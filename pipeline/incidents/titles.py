@@ -1,17 +1,12 @@
-"""The title of an incident: the newest summary of its main finding, and what else it has to say."""
+"""The title of an incident whose cause is a group: the summary of its main finding, with the number of members."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from pipeline.incidents.factors import FACTOR_KINDS
 from pipeline.model.entity_names import KINDS, pager_title
-from pipeline.model.records import LEVELS
 from pipeline.model.topology import kind_of
-
-if TYPE_CHECKING:
-    from pipeline.incidents.cases import Condition
 
 
 def count_alike(entity: str, members: Iterable[str]) -> int:
@@ -27,11 +22,3 @@ def name_cause(cause: str, entity: str, summary: str, alike: int) -> str:
     if alike < 2 or entity == cause or kind_of(cause) not in FACTOR_KINDS or kind not in KINDS:
         return summary
     return pager_title(cause, f"{alike} {KINDS[kind][1]}: {summary.removeprefix(pager_title(entity, ''))}")
-
-
-def describe_held(main: Condition, held: Sequence[Condition]) -> str:
-    """Returns the summary of a condition that holds until it is cleared, after a semicolon; empty without one, or if
-    the main one holds."""
-    if not held or main in held:
-        return ""
-    return f"; {min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity)).summary}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn
 
 from pipeline.config import accepted, files
-from pipeline.config.address_text import hide_in_text
+from pipeline.config.addresses import hide_in_text
 from pipeline.config.changes import list_changes
 from pipeline.config.sections import Config
 from pipeline.model.errors import FleetpulseError

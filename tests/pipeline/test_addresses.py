@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fleetpulse
-from pipeline.config import addresses
-from pipeline.config.address_text import hide_in_text
-from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses
+from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses, hide_in_text
 from pipeline.config.changes import list_changes
 from pipeline.config.sections import load_config
 
@@ -129,7 +128,6 @@ def test_a_text_of_a_million_characters_without_a_space_takes_no_longer_than_wit
     begun = time.process_time()
     text = letter * (1_000_000 // len(letter))
     assert len(hide_in_text(text)) > 5
-    assert len(addresses.hide_in_text(text)) > 5  # values of the configuration, and what services answer
     assert time.process_time() - begun < 5, "a line of base64 in a log: it took hours"
 
 
@@ -140,4 +138,5 @@ def test_a_text_of_a_million_characters_without_a_space_takes_no_longer_than_wit
 )
 def test_in_long_texts_the_same_is_hidden(parts: list[str]) -> None:
     text = "".join(parts)
-    assert hide_in_text(text) == addresses.hide_in_text(text)
+    plain = re.compile(r"\w[\w+.-]*://(?:\\\\|[^\s'\"<>\\])*")
+    assert hide_in_text(text) == plain.sub(lambda found: hide_in_text(found[0]), text)
