@@ -302,6 +302,28 @@ def test_nothing_remains_after_close(sysfs: Path) -> None:
     until(lambda: not any(map(is_alive, pids)))
 
 
+ORPHAN = """import os, socket, sys, time
+from agents.collectors.host.host import Host
+from agents.node.workers import processes
+parent, set_signal = os.getpid(), processes.set_parent_death_signal
+def set_signal_late(number):
+    while os.getppid() == parent:
+        time.sleep(0.001)
+    set_signal(number)
+processes.set_parent_death_signal = set_signal_late
+processes.ForkedWorkers().spawn([Host()], "n1", [socket.socket(fileno=int(sys.argv[1]))])
+os._exit(0)"""
+
+
+def test_a_worker_whose_parent_was_killed_during_its_start_ends() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            subprocess.run([sys.executable, "-c", ORPHAN, str(theirs.fileno())], pass_fds=[theirs.fileno()], check=True)
+        ours.settimeout(30.0)
+        assert ours.recv(1) == b""  # the last process that had the other end is gone
+
+
 def test_workers_keep_no_file_of_the_agent_open(tmp_path: Path, sysfs: Path) -> None:
     """A spool's lock held open by a hanging worker would block the next agent."""
     with (tmp_path / "lock").open("w") as lock:

@@ -138,11 +138,12 @@ class ForkedWorkers:
     def spawn(self, collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> int:
         """Forks a worker that serves each collector over its channel; its pid. Raises OSError."""
         self._freeze_memory()
+        parent = os.getpid()
         with warnings.catch_warnings():  # Python 3.12 warns about any other thread, also those in FORK_SAFE_THREADS
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _run_worker(collectors, node, channels)
+            _run_worker(collectors, node, channels, parent)
         self._running.add(pid)
         return pid
 
@@ -194,13 +195,15 @@ def is_single_threaded() -> bool:
         return threading.active_count() == 1
 
 
-def _run_worker(collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> NoReturn:
+def _run_worker(collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket], parent: int) -> NoReturn:
     """The main function of a forked worker: serves each collector in its own thread until its channel is closed."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends its workers itself
             signal.signal(number, signal.SIG_IGN)
         set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before the signal was set
+            os._exit(code)
         close_other_files({channel.fileno() for channel in channels})
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_OPEN_FILES), most))
