@@ -21,7 +21,7 @@ from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
 from pipeline.config.sections import Impact
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact import ImpactBook
 from pipeline.incidents.impact_rows import ImpactWriter
 from pipeline.incidents.job_loss import HOUR

@@ -31,7 +31,7 @@ from pipeline.config.receivers import Notify, PagerDuty, Route, Slack, Webhook
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.model.records import SECOND, Finding, Incident, Severity
 from pipeline.notify.outbox import Notifier
 from pipeline.store.database import Database

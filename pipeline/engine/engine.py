@@ -25,7 +25,7 @@ from pipeline.engine.restart import MAX_FUTURE, EngineProgress, keep_state, limi
 from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.audit import AuditEntry, write_audit
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact import ImpactBook
 from pipeline.incidents.impact_rows import ImpactWriter, load_books, load_losses
 from pipeline.incidents.job_pace import SIGNALS

@@ -21,7 +21,8 @@ from pipeline.engine.engine import Engine
 from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
-from pipeline.incidents.cases import Change, ChangeKind, NoSuchIncident
+from pipeline.incidents.cases import NoSuchIncident
+from pipeline.incidents.changes import Change, ChangeKind
 from pipeline.incidents.matchers import Matcher, parse_matchers
 from pipeline.incidents.silences import (
     MAX_SILENCES,

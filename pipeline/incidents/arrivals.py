@@ -19,18 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.incidents.apart import are_apart
-from pipeline.incidents.cases import (
-    Case,
-    Change,
-    ResolveMutes,
-    classify_change,
-    derive_id,
-    is_only_retitled,
-    visibility_order,
-)
+from pipeline.incidents.cases import Case, classify_change, derive_id, visibility_order
 from pipeline.incidents.causes import MergeProposal
+from pipeline.incidents.changes import Change, is_only_retitled
 from pipeline.incidents.confidence import make_explanation
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD, REOPEN_WINDOW, Desk, HasTelemetry
+from pipeline.incidents.resolve_mutes import ResolveMutes
 from pipeline.model.errors import Refused
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, to_json
 from pipeline.model.topology import Topology

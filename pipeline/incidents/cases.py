@@ -1,49 +1,20 @@
-"""One incident with its conditions: severity, main finding, title, when it may resolve, and what stays muted then."""
+"""One incident with its conditions: severity, main finding, title, and when it may resolve."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from pipeline.incidents.changes import QUIET_END, Change, ChangeKind
 from pipeline.incidents.titles import count_alike, name_cause
-from pipeline.judging.mutes import MAX_MUTE_US
 from pipeline.model.entity_names import cut_title
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, Severity
 from pipeline.model.topology import kind_of
 
 SEVERITIES: tuple[Severity, ...] = ("watch", "ticket", "page")
-ChangeKind = Literal[
-    "opened",
-    "updated",
-    "cause_changed",
-    "severity_raised",
-    "retitled",
-    "acknowledged",
-    "commented",
-    "resolved",
-    "reopened",
-    "assigned",
-    "silenced",
-    "unsilenced",
-    "inhibited",
-    "uninhibited",
-    "escalated",
-    "acknowledgement_expired",
-    "worsened",
-    "held_open",
-    "returned",
-    "merged",
-    "split",
-    "feedback",
-]
-REPEATED: frozenset[ChangeKind] = frozenset({"escalated", "acknowledgement_expired", "worsened"})
-"""Kinds that are sent to receivers again."""
 _LINK_STATE_SIGNALS = frozenset({"nic.state", "nic.carrier_changes"})
-QUIET_END = "no findings for 10 min, telemetry present"
-"""Comment of an incident that resolved because its findings ended."""
 PAIR_WINDOW = 120 * SECOND
 """Findings further apart than this do not corroborate each other; equal to the time to refine a cause. Chosen."""
 GENERIC_DETECTORS = frozenset({"anomaly"})
@@ -51,30 +22,6 @@ GENERIC_DETECTORS = frozenset({"anomaly"})
 _INTENDED = frozenset({"power_cap", "rolling_work"})
 """Evidence of what people did: a limit of power, caps of many are one decision; work on nodes. It proves no fault."""
 _SEVERITY_OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One change of an incident. Every kind but `retitled` is a row of the history. Incidents are copies.
-
-    before:      the incident before the change; None if it is new.
-    folded_into: the incident into which this one was merged, if that resolved it.
-    split_from:  the incident that had the findings before.
-    life:        what a person set in the life of the incident.
-    receivers:   the only receivers that get it, by name; empty: all.
-    """
-
-    kind: ChangeKind
-    incident: Incident
-    time: int
-    actor: str
-    comment: str = ""
-    finding_keys: tuple[tuple[str, str, int], ...] = ()
-    before: Incident | None = None
-    folded_into: str | None = None
-    split_from: str | None = None
-    life: Mapping[str, Any] = field(default_factory=dict)
-    receivers: tuple[str, ...] = ()
 
 
 class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - a plain name
@@ -400,11 +347,6 @@ def visibility_order(case: Case) -> tuple[bool, bool, int, int, int, str]:
     return (case.is_generic, incident.severity == "watch", case.raised_at, incident.opened, incident.onset, incident.id)
 
 
-def is_only_retitled(before: Incident, now: Incident) -> bool:
-    """Returns whether two states of an incident differ only in title and time of the update."""
-    return replace(now, summary=before.summary, updated=before.updated) == before
-
-
 def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | None, str]:
     """Returns the kind of the change of a case within one instant, and a comment."""
     now = case.incident
@@ -426,63 +368,6 @@ def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | N
 
 def _with_reason(change: str, case: Case) -> str:
     return f"{change}: {case.reason}" if case.reason else change
-
-
-@dataclass(slots=True)
-class ResolveMutes:
-    """(suspect, detector) -> time of the last finding, the level up to which findings are muted, and since when.
-
-    Bounded by the members of resolved incidents, and by MAX_MUTE_US. A finding of a higher level is not muted.
-    """
-
-    quiet: int
-    entries: dict[tuple[str, str], tuple[int, Level, int]] = field(default_factory=dict)
-
-    def add(self, suspect: str, detector: str, level: Level, time: int) -> None:
-        """Adds a mute. Of several conditions of a detector below one suspect the highest level counts."""
-        before = self.entries.get((suspect, detector), (0, level, 0))[1]
-        self.entries[suspect, detector] = time, max(before, level, key=LEVELS.index), time
-
-    def end(self, detector: str, suspects: Iterable[str]) -> None:
-        """Ends the mutes of a detector on suspects."""
-        for suspect in suspects:
-            self.entries.pop((suspect, detector), None)
-
-    def suppresses(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
-        """Returns whether a finding is muted by its suspect, the first in the chain, or by anything above.
-
-        It extends only the mute of its suspect, not those above: otherwise one bad port would mute its leaf forever.
-        """
-        muting = [
-            (entity, detector)
-            for entity in chain
-            if (entity, detector) in self.entries
-            and LEVELS.index(level) <= LEVELS.index(self.entries[entity, detector][1])
-        ]
-        self.entries.update({key: (time, *self.entries[key][1:]) for key in muting if key[0] == chain[0]})
-        return bool(muting)
-
-    def expire(self, sends_telemetry: Callable[[str], bool], time: int) -> None:
-        """Ends mutes after the quiet period, in which the suspect must send telemetry, and the longest ones."""
-        for (entity, detector), (last, level, since) in list(self.entries.items()):
-            if time - since >= MAX_MUTE_US:
-                del self.entries[entity, detector]
-            elif not sends_telemetry(entity):
-                self.entries[entity, detector] = time, level, since
-            elif time - last >= self.quiet:
-                del self.entries[entity, detector]
-
-    def as_json(self) -> list[tuple[str, str, int, Level, int]]:
-        """Returns the mutes as plain rows."""
-        return [(*key, *entry) for key, entry in self.entries.items()]
-
-    def restore(self, rows: Iterable[Any]) -> None:
-        """Restores rows of `as_json`. A row of an older version has no level: it mutes all levels; or no start:
-        it starts with its last finding."""
-        self.entries = {
-            (row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1], row[4] if len(row) > 4 else row[2])
-            for row in rows
-        }
 
 
 def detector_family(detector: str) -> str:

@@ -16,10 +16,8 @@ from pipeline.incidents.cases import (
     GENERIC_DETECTORS,
     SEVERITIES,
     Case,
-    Change,
     Condition,
     NoSuchIncident,
-    ResolveMutes,
     classify_change,
     detector_family,
     instant_order,
@@ -27,9 +25,11 @@ from pipeline.incidents.cases import (
     visibility_order,
 )
 from pipeline.incidents.causes import ABSORB_WINDOW, NODE_SILENCE, REFINE_WINDOW, CauseRules, MergeProposal
+from pipeline.incidents.changes import Change
 from pipeline.incidents.confidence import make_explanation
 from pipeline.incidents.factors import SYMPTOM_FAMILY
 from pipeline.incidents.likelihood import BaseRates
+from pipeline.incidents.resolve_mutes import ResolveMutes
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config.sections import Impact
-from pipeline.incidents.cases import SEVERITIES, Change
+from pipeline.incidents.cases import SEVERITIES
+from pipeline.incidents.changes import Change
 from pipeline.incidents.doubt import DoubtBook
 from pipeline.incidents.job_loss import (
     EARLIER,

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.incidents.cases import PAIR_WINDOW, Case, Change, Condition
+from pipeline.incidents.cases import PAIR_WINDOW, Case, Condition
+from pipeline.incidents.changes import Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.silences import expire, from_mute, load_silences, save_silence, to_mute
 from pipeline.incidents.wrong_pages import add_unneeded_pages

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import Incidents
 from pipeline.incidents import storms
-from pipeline.incidents.cases import QUIET_END, Change, ChangeKind, derive_id
+from pipeline.incidents.cases import derive_id
+from pipeline.incidents.changes import QUIET_END, Change, ChangeKind
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD
 from pipeline.incidents.lives import has_new_labels, is_open_again, restart_wait, show, unacknowledge
 from pipeline.incidents.silences import Silence, collect_labels, find_matching

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from pipeline.incidents.cases import SEVERITIES, Change
+from pipeline.incidents.cases import SEVERITIES
+from pipeline.incidents.changes import Change
 from pipeline.model.records import Incident
 
 Acknowledge = Callable[[str, str, str, int], Change]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipeline.incidents.cases import REPEATED, Change, ChangeKind
+from pipeline.incidents.changes import REPEATED, Change, ChangeKind
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.ledger import Payload
 from pipeline.incidents.silences import SEVERITY, STORM_OF, STORM_RECEIVERS, alert_name

@@ -21,7 +21,7 @@ import duckdb
 
 from pipeline.config.receivers import Notify
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, Incident
 from pipeline.notify import alertmanager, delivery, retention

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.model.records import SECOND
 from tests.pipeline.alert_receivers import Heard, Inbox, PagerDutyView, Shown, WebhookView, freeze
 from tests.pipeline.alert_settings import NAMES, Setting, seconds

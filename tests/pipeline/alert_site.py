@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config.sections import Incidents
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import QUIET_END, Change
+from pipeline.incidents.changes import QUIET_END, Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import KEPT, LifeBook
 from pipeline.incidents.matchers import parse_matchers

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.model.records import SECOND, Incident
 from pipeline.model.topology import Topology
 from pipeline.notify.alertmanager import locate_entity, make_labels

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Store
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.model.records import SECOND, Incident
 from pipeline.notify.outbox import Notifier
 from pipeline.store.database import Database

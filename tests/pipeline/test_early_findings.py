@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.incidents import arrivals
 from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.desk import REFINE_WINDOW, Desk
 from pipeline.model.records import SECOND, Finding, Incident
 from tests.examples import examples

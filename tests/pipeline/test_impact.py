@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config.sections import Impact
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact import ImpactBook
 from pipeline.incidents.impact_rows import ImpactWriter, list_jobs, load_books, read_impact
 from pipeline.incidents.jobs import JobBook

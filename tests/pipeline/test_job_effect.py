@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact_rows import ImpactWriter, list_job_incidents, load_books
 from pipeline.model.job_effect import describe_effect
 from pipeline.model.records import Finding, iso

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact_rows import ImpactWriter, load_books
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact_rows import ImpactWriter, load_books, read_impact
 from pipeline.incidents.job_loss import read_fact
 from pipeline.incidents.loss_claims import LossClaims

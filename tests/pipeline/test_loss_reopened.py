@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.impact_rows import ImpactWriter, load_books, load_losses
 from pipeline.incidents.job_loss import JobLoss
 from pipeline.incidents.job_pace import MINUTE, JobPace

@@ -223,7 +223,7 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(harness: NotifierHarn
     program = f"""
         import os, signal, sys
         sys.path.insert(0, {str(ROOT)!r})
-        from pipeline.incidents.cases import Change
+        from pipeline.incidents.changes import Change
         from pipeline.config.receivers import Notify, Webhook
         from pipeline.model.records import Incident
         from pipeline.notify import delivery

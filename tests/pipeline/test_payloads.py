@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.receivers import Webhook
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, Incident, iso
 from pipeline.notify import alertmanager

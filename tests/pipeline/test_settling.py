@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from pipeline.incidents import ledger
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import Incident
 from pipeline.notify import sending

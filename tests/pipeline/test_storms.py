@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.receivers import InhibitRule, Route
 from pipeline.config.sections import Incidents
-from pipeline.incidents.cases import Change
+from pipeline.incidents.changes import Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import LifeBook
 from pipeline.incidents.matchers import parse_matchers

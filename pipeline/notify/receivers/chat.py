@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.receivers import Apprise, ReceiverConfig, Slack, Teams
-from pipeline.incidents.cases import REPEATED
+from pipeline.incidents.changes import REPEATED
 from pipeline.model.errors import ConfigError
 from pipeline.notify.delivery import (
     Answer,
