@@ -203,7 +203,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several signals over [start, end) in UTC us."""
+    """Several signals over [start, end) in UTC us. The last point of a signal may be partial: it ends at `end`."""
 
     start: int
     end: int

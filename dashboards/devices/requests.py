@@ -1,6 +1,7 @@
 """Requests of the pages about nodes, links and signals, cached for all viewers of the process.
 
-A chart's time range ends on a whole step of the chart, so that viewers share one response until the next step.
+A chart's time range begins and ends on whole steps of the chart, so that its points stay where they are, and viewers
+share one response. The last step contains now; the chart ends when its values were read.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ def fetch_comparison(
     """Returns several signals of several entities over one time range."""
     span = {"from": iso(start), "to": iso(end), "peers": peers, "points": str(points)}
     asked = {"entity": tuple(entities), "signal": tuple(signals), **span}
-    return fetch_history(answers.parse_comparison, "compare", ("from", "to"), **asked)
+    answer = fetch_history(answers.parse_comparison, "compare", ("from", "to"), **asked)
+    found = answer.value
+    if found is None or not found.start < answer.fetched < found.end:
+        return answer
+    return replace(answer, value=replace(found, end=answer.fetched))
 
 
 def fetch_history(
@@ -91,7 +96,10 @@ def _try_history(
 
 
 def recent_span(length: int, now: int, points: int = POINTS) -> tuple[int, int]:
-    """Returns start and end of the newest `length` us, on whole steps of a chart of so many points."""
+    """Returns start and end of the newest `length` us, on whole steps of a chart of so many points.
+
+    The last step contains `now`, so the end is up to one step later.
+    """
     step = max(MIN_STEP, -(-length // points // SECOND) * SECOND)
-    end = now // step * step
+    end = (now // step + 1) * step
     return end - length, end

@@ -81,7 +81,7 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
         "hint": HINT,
         "dashes": DASHES,
         "stale": look.stale,
-        "panels": [_panel(signal, colours, look) for signal in found.signals],
+        "panels": [{**_panel(signal, colours, look), "end": found.end // 1000} for signal in found.signals],
         "marks": [
             {
                 "time": m.time // 1000,

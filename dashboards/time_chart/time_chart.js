@@ -78,7 +78,8 @@ function unpack(panel) {
   return { ...panel, lines, band };
 }
 
-const timeOf = (panel, i) => panel.start + (i + 0.5) * panel.step;
+// the middle of a point; the last one may be partial, as it ends with the chart
+const timeOf = (panel, i) => panel.start + (i * panel.step + Math.min((i + 1) * panel.step, panel.end - panel.start)) / 2;
 
 function nearest(line, panel, time) {
   const at = Math.floor((time - panel.start) / panel.step);
