@@ -18,9 +18,10 @@ from pipeline.commands.act_board import make_board
 from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.first_compile import compile_first
 from pipeline.commands.forgeries import ForgeryAudit
+from pipeline.commands.newer_agents import SILENCE_LIMIT
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
 from pipeline.commands.reservations import ReservationWatch
-from pipeline.commands.service import COMMIT_LIMIT, SILENCE_LIMIT, PipelineService
+from pipeline.commands.service import COMMIT_LIMIT, PipelineService
 from pipeline.commands.start_checks import check_next_start, check_receivers
 from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import ANY, Config
@@ -149,7 +150,7 @@ class PipelineBackend:
             concerned = known.find_concerned(engine.life.shown.values())
             for incident in concerned:
                 self.people.resolve(incident, user, why)
-        self._service.site_silence.forget(node)
+            self._service.site_silence.forget(node)
         return {**known.nodes[node].as_json(), "incidents": len(concerned)}
 
     def return_node(self, node: str, user: str) -> Mapping[str, Any]:
@@ -344,9 +345,9 @@ class PipelineBackend:
 
     def read_senders(self) -> SenderStates:
         """See `Backend.read_senders`."""
-        ingest, engine = self._service.ingest, self._service.engine
+        ingest = self._service.ingest
         progress = ingest.progress
-        arrivals = engine.decommissioned.keep_senders(progress.arrivals) if engine else progress.arrivals
+        arrivals = self._service.decommissioned.keep_senders(progress.arrivals)
         intervals = {node: ingest.senders.interval_of(node) for node in arrivals}
         return SenderStates(arrivals, progress.nodes, intervals, progress.clock_errors, progress.newer)
 
@@ -355,9 +356,8 @@ class PipelineBackend:
         return self._service.ingest.lags.summarize(self._service.clock())
 
     def _count_sources(self) -> Sources:
-        ingest, engine = self._service.ingest, self._service.engine
-        nodes = ingest.progress.nodes
-        nodes = engine.decommissioned.keep_senders(nodes) if engine else nodes
+        ingest = self._service.ingest
+        nodes = self._service.decommissioned.keep_senders(ingest.progress.nodes)
         state = ingest, ingest.counters["commits"], self._service.retention_at
         if self._losses[0] != state:
             with contextlib.closing(self.cursor()) as cursor:

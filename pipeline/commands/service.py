@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 import duckdb
 
 from pipeline.api.tokens import find_role_file, load_role_tokens
+from pipeline.commands.newer_agents import NewerAgents, describe_all_newer
 from pipeline.commands.open_transport import open_transport
 from pipeline.commands.site_reload import SiteReload
 from pipeline.config.receivers import Notify
 from pipeline.config.sections import Config
+from pipeline.engine.decommission import Decommissioned
 from pipeline.engine.ended_ranks import drop_ended_ranks
 from pipeline.engine.engine import Engine
 from pipeline.engine.judge import Judge
@@ -52,7 +54,6 @@ IDLE_S = 0.2  # pause (s) after a transport without input; chosen: 0.1 s took a 
 IDLE_FACTOR, MAX_IDLE_S = 10.0, 0.5  # at least this multiple of the time of the check, up to this pause (s); chosen
 STALL_LIMIT = 15 * SECOND  # without a commit, and with a problem: stalled; chosen: agents send more often
 COMMIT_LIMIT = 30 * SECOND  # pending input without a commit: not ready
-SILENCE_LIMIT = 60 * SECOND  # an agent without a message counts as silent
 MAX_UNSEALED = DAY
 """Age beyond hot_hours at which hours are sealed although they are not evaluated (us). Chosen: the store is bounded."""
 _HOUR = 3600 * SECOND
@@ -109,7 +110,7 @@ class PipelineService:
             raise explain_error(config.store.path, error) from error
         self.progress = EvaluationProgress(config.pipeline.frame, config.pipeline.lateness, monotonic)
         self.site_silence = SiteSilenceWatch(
-            self.ingest.progress.arrivals,
+            self.decommissioned.keep_senders(self.ingest.progress.arrivals),
             lambda node: self.devices.site_of(node),
             events.load_silent_sites(self.database),
             monotonic,
@@ -120,9 +121,14 @@ class PipelineService:
         self.evaluated = self.evaluating = 0  # event time evaluated up to; span being evaluated now (us)
         self.retention_at = 0
         self._started = clock(), monotonic()
-        self._reported_newer: set[str] = set()  # newer agents that were logged
+        self.newer = NewerAgents()
         self._fault: str | None = None
         self._trouble: str | None = "starting: detectors are compiled, then stored data is evaluated"
+
+    @property
+    def decommissioned(self) -> Decommissioned:
+        """The nodes out of service, also while there is no engine."""
+        return self._out_of_service if self.engine is None else self.engine.decommissioned
 
     @property
     def _max_silence_us(self) -> int:
@@ -154,6 +160,7 @@ class PipelineService:
         self.site = SiteReload(config.topology, database, self.clock, self._monotonic)
         self.site.start()
         self.topology = load_topology(entities, self.site.merged)
+        self._out_of_service = Decommissioned(database.connection, self.clock())
         self.skipped = len(entities.skipped)  # ignored rows of `entity`
         lateness = int(config.pipeline.lateness * SECOND)
         bound = int(config.pipeline.clock_bound * SECOND)
@@ -245,7 +252,7 @@ class PipelineService:
         self.site.poll(self.engine.membership)
         self.progress.heartbeat.beat("ingest")
         committed = self.ingest.step(self.engine.framer.closed)
-        self._warn_newer_agents()
+        self.newer.warn(self.ingest.progress.newer, bool(self.ingest.rejected[NEWER]))
         self.progress.heartbeat.beat("evaluation")
         if committed is not None:
             self.engine.observe(committed)
@@ -256,10 +263,9 @@ class PipelineService:
         newest = self.ingest.progress.newest
         time_ = self.clock()
         self.progress.record(self.engine.framer.closed, None if newest is None else min(newest, time_), time_)
-        self.site_silence.record_arrivals(
-            self.engine.decommissioned.keep_senders(self.ingest.progress.arrivals),
-            committed is not None and self.ingest.progress.backlog is not None,
-        )
+        behind = committed is not None and self.ingest.progress.backlog is not None
+        with self.engine.lock:  # a node that is decommissioned meanwhile must not come back into the watch
+            self.site_silence.record_arrivals(self.decommissioned.keep_senders(self.ingest.progress.arrivals), behind)
         return bool(committed or judged)
 
     def _apply_retention(self) -> None:
@@ -272,7 +278,7 @@ class PipelineService:
             apply_bounds(self.database, self.config.store, now)
             self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))
             self.retention_at = now
-            if self.engine is not None and (due := self.engine.decommissioned.due_announcements(self.clock())):
+            if self.engine is not None and (due := self.decommissioned.due_announcements(self.clock())):
                 self.engine.report_events(due)
             if self._drop_silent(_LATER_SHARE):
                 self._reload("columns of devices were dropped")
@@ -462,39 +468,17 @@ class PipelineService:
         ]
         if stall and self.engine is not None and self.engine.progress.judged > 0:
             reasons.append(f"evaluated up to {iso(self.engine.progress.judged)}")
-        reasons += filter(None, (self.database.find_space_problem(), self._all_newer(), self._all_rejected()))
+        progress, now = self.ingest.progress, self.clock()
+        serving = self.decommissioned.keep_senders(progress.arrivals)
+        all_newer = describe_all_newer([n for n in progress.newer if n in serving], serving, now)
+        reasons += filter(None, (self.database.find_space_problem(), all_newer, self._all_rejected()))
         return list(dict.fromkeys(reasons))
 
     def _all_rejected(self) -> str | None:
         """Returns the reason if telemetry of all senders is rejected; one rejected sender is not enough."""
-        arrivals, known = self.ingest.progress.arrivals, self.ingest.senders
+        arrivals, known = self.decommissioned.keep_senders(self.ingest.progress.arrivals), self.ingest.senders
         return self.ingest.rejections.find_reason(
             self.clock(),
             bool(arrivals),
             lambda: min((s for node in arrivals if (s := known.interval_of(node))), default=0),
         )
-
-    def _all_newer(self) -> str | None:
-        """Returns the reason if all agents are newer than the pipeline; one newer agent is not enough."""
-        newer, arrivals = self.ingest.progress.newer, self.ingest.progress.arrivals
-        if not newer or any(
-            self.clock() - arrived < SILENCE_LIMIT for node, arrived in arrivals.items() if node not in newer
-        ):
-            return None
-        return (
-            f"{len(newer)} agents newer than the pipeline ({', '.join(newer[:3])}...): their telemetry waits in their "
-            "spools; upgrade the pipeline"
-        )
-
-    def _warn_newer_agents(self) -> None:
-        """Logs agents that are newer than the pipeline, once."""
-        fresh = set(self.ingest.progress.newer) - self._reported_newer
-        if fresh:
-            names = ", ".join(sorted(fresh)[:10])
-            log.warning("%d agents newer than the pipeline (%s): upgrade the pipeline", len(fresh), names)
-            self._reported_newer |= fresh
-        if self.ingest.rejected[NEWER] and NEWER not in self._reported_newer:
-            log.warning(
-                "agents newer than the pipeline send over Kafka: messages are dead letters; upgrade the pipeline"
-            )
-            self._reported_newer.add(NEWER)

@@ -148,6 +148,29 @@ def test_a_site_whose_last_nodes_are_decommissioned_is_not_silent(fleet):
     assert backend(fleet).list_unready_reasons() == []
 
 
+@pytest.mark.parametrize("senders", [(), ("n1",)], ids=["silent", "still sending"])
+def test_a_start_expects_nothing_of_a_site_whose_last_node_is_decommissioned(fleet, senders):
+    for node in NODES:
+        backend(fleet).decommission_node(node, "ada", REASON)
+    fleet.restart()
+    fleet.run(120, *senders)
+    assert fleet.incidents() == []
+    assert backend(fleet).list_unready_reasons() == []
+    backend(fleet).return_node("n1", "bob")
+    fleet.run(60, "n1")
+    fleet.run(60)
+    assert open_incidents(fleet) == ["site:local"]  # from then on its silence counts
+
+
+@pytest.mark.slow
+def test_while_the_service_starts_a_decommissioned_node_is_not_counted_either(fleet):
+    backend(fleet).decommission_node("n5", "ada", REASON)
+    fleet.restart()
+    fleet.service.engine = None  # as until the detectors are compiled
+    assert backend(fleet).read_health()["sources"]["agents"] == 4
+    assert sorted(backend(fleet).read_senders().arrivals) == list(NODES[:4])
+
+
 @pytest.mark.slow
 def test_the_command_decommissions_lists_and_returns_over_the_api(fleet, tmp_path, capsys):
     stop = threading.Event()
