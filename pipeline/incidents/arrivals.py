@@ -20,10 +20,10 @@ from typing import Any
 
 from pipeline.incidents.apart import are_apart
 from pipeline.incidents.cases import Case, classify_change, derive_id, visibility_order
-from pipeline.incidents.causes import MergeProposal
 from pipeline.incidents.changes import Change, is_only_retitled
 from pipeline.incidents.confidence import make_explanation
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD, REOPEN_WINDOW, Desk, HasTelemetry
+from pipeline.incidents.merges import MergeProposal
 from pipeline.incidents.resolve_mutes import ResolveMutes
 from pipeline.model.errors import Refused
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, to_json
@@ -190,8 +190,7 @@ class RunningDesk(Desk):
             kept, *others = sorted(proposal.cases, key=visibility_order)
             self._mark_changed(kept)
             kept.incident.cause, kept.reason = proposal.cause, proposal.reason or kept.reason
-            for case in others:
-                self._absorb_case(kept, case)
+            self._absorb_cases(kept, others)
             kept.refresh_incident(self._causes, self._before[kept.incident.id], self.time)
 
     def _absorb_case(self, kept: Case, case: Case) -> None:

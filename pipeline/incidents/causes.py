@@ -25,6 +25,7 @@ from pipeline.incidents.cases import (
 from pipeline.incidents.confidence import Assessment, assess
 from pipeline.incidents.factors import FACTOR_KINDS, NETWORK_VERSIONS, SYMPTOM_FAMILY, FactorIndex
 from pipeline.incidents.likelihood import BaseRates, Rate, describe_odds, describe_span, weigh_pair
+from pipeline.incidents.merges import MergeProposal, take_independent
 from pipeline.incidents.solver import SharedCause, Solver, sum_of_parts
 from pipeline.model.records import SECOND, Finding
 from pipeline.model.topology import WORK, Topology, kind_of
@@ -72,15 +73,6 @@ _SOFT = _SOFTWARE | {"job", "stage"}
 """Causes that are no device: most of their members rightly show nothing, so that they take in only what many share."""
 _HEAT = frozenset({"thermal", SYMPTOM_FAMILY})
 _NEVER_SYMPTOMS = frozenset({"sdc"})  # wrong results do not follow from heat, power or links
-
-
-@dataclass(frozen=True, slots=True)
-class MergeProposal:
-    """Cases to merge, since `cause` explains all of them. reason: why, where no finding names the cause."""
-
-    cause: str
-    cases: tuple[Case, ...]
-    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -463,7 +455,8 @@ class CauseRules:
     def _propose_shared_cause(
         self, fresh: Sequence[Case], kinds: AbstractSet[str] = FACTOR_KINDS.keys()
     ) -> list[MergeProposal]:
-        """Returns the shared cause with the highest odds that is more likely than the causes below it together."""
+        """Returns the shared causes that are more likely than the causes below them together: that with the highest
+        odds, and those that it leaves as they are."""
         self.index.refresh(self.time)
         found = self.solver.weigh(fresh)
         by_case: dict[str, list[SharedCause]] = {}
@@ -478,8 +471,8 @@ class CauseRules:
                 near = {id(s): s for id_ in shared.cases for s in by_case[id_]}
                 if shared.log_odds > sum_of_parts(shared, [*near.values()], least, self.topology):
                     good.append(shared)
-        best = min(good, key=lambda s: (-round(s.log_odds, 6), s.size, s.cause), default=None)
-        return [] if best is None else [MergeProposal(best.cause, joined[id(best)], best.describe())]
+        good.sort(key=lambda s: (-round(s.log_odds, 6), s.size, s.cause))
+        return take_independent([MergeProposal(s.cause, joined[id(s)], s.describe()) for s in good], self._over)
 
     def _can_change(self, shared: SharedCause) -> bool:
         """Returns whether it explains several cases, or one whose cause was inferred and is clearly less likely."""

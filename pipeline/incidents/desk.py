@@ -8,7 +8,7 @@ instant. All decisions use event time. Only `opened` is the time when people cou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +24,12 @@ from pipeline.incidents.cases import (
     make_incident_id,
     visibility_order,
 )
-from pipeline.incidents.causes import ABSORB_WINDOW, NODE_SILENCE, REFINE_WINDOW, CauseRules, MergeProposal
+from pipeline.incidents.causes import ABSORB_WINDOW, NODE_SILENCE, REFINE_WINDOW, CauseRules
 from pipeline.incidents.changes import Change
 from pipeline.incidents.confidence import make_explanation
 from pipeline.incidents.factors import SYMPTOM_FAMILY
 from pipeline.incidents.likelihood import BaseRates
+from pipeline.incidents.merges import MergeProposal
 from pipeline.incidents.resolve_mutes import ResolveMutes
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology, kind_of
@@ -254,11 +255,15 @@ class Desk:
         """
         chain = self._causes.list_suspects(finding.entity)
         severity, near = SEVERITIES[LEVELS.index(finding.level)], {*self._causes.causes_near(finding.entity)}
+        of_coolant = detector_family(finding.detector) == "coolant"
         found = [
             case
-            for case in self._cases.values()
-            if case.is_open
-            and (case.incident.cause in near or self._causes.is_same_leak(case, finding.detector, finding.entity))
+            for case in self._cases.values()  # thousands for each finding of a burst: what is quick comes first
+            if (
+                case.incident.cause in near
+                or (of_coolant and self._causes.is_same_leak(case, finding.detector, finding.entity))
+            )
+            and case.is_open
             and (case.incident.cause == chain[0] or self._causes.can_absorb_at(case, self.time))
             and self._causes.can_absorb(case, finding, severity, finding.onset)
         ]
@@ -397,14 +402,23 @@ class Desk:
             kept = min(cases, key=visibility_order)
         self._mark_changed(kept)
         kept.incident.cause, kept.reason = cause, proposal.reason or kept.reason
-        for case in cases if holder is None or holder in cases else (*cases, holder):
-            if case is not kept:
-                self._absorb_case(kept, case)
+        self._absorb_cases(kept, cases if holder is None or holder in cases else (*cases, holder))
         self._drop_conditions(
             kept, lambda c: c.detector in GENERIC_DETECTORS and not self._causes.explains(cause, c.detector, c.entity)
         )
         kept.incident.simulated = kept.incident.simulated or self._is_simulated(cause)
         kept.refresh_incident(self._causes, self._before[kept.incident.id], self.time)
+
+    def _absorb_cases(self, kept: Case, cases: Iterable[Case]) -> None:
+        """Merges the other cases into one, also what was merged into one of them that was never shown."""
+        before = set(self._cases)
+        for case in cases:
+            if case is not kept:
+                self._absorb_case(kept, case)
+        if never_shown := before - self._cases.keys():
+            for case in self._cases.values():
+                if case.folded_into in never_shown:
+                    case.folded_into = kept.incident.id
 
     def _absorb_case(self, kept: Case, case: Case) -> None:
         self._mark_changed(case)
@@ -416,9 +430,6 @@ class Desk:
         self._new_keys.setdefault(kept.incident.id, []).extend(self._new_keys.pop(case.incident.id, ()))
         if self._before[case.incident.id] is None:  # never shown
             del self._cases[case.incident.id], self._before[case.incident.id]
-            for other in self._cases.values():
-                if other.folded_into == case.incident.id:
-                    other.folded_into = kept.incident.id
             return
         case.conditions, case.folded_into = {}, kept.incident.id
         self._resolve_case(case, self.time)
