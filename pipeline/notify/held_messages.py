@@ -103,7 +103,7 @@ class HeldMessages:
     ) -> None:
         self._store, self._receiver, self._routed_to = store, receiver, routed_to
         self._rules = rules
-        self._routes = {key: node for key, node in rules.routes.items() if node.receiver == routed_to}
+        self._routes = [node for node in rules.routes if node.receiver == routed_to]
         self._reader, self._make_body = open_alerts, make_body
         self.forget()
 
@@ -359,19 +359,26 @@ class HeldMessages:
                 self._add_message(group, alerts, reason, event, this, pages_again)
 
     def _find_interval(self, group: Group) -> int:
-        """Returns the interval of a group (us). No route may lead to it any more."""
-        node = self._routes.get(group.key.removesuffix(f":{show_labels(group.labels)}"))
-        return int(node.interval_s * SECOND) if node else SECOND
+        """Returns the interval of a group (us). No route may lead to it any more. Routes with the same matchers and the
+        same receiver have the same key: the alerts say by which of them they are in the group."""
+        key = group.key.removesuffix(f":{show_labels(group.labels)}")
+        nodes = [node for node in self._routes if node.key == key]
+        alerts = [*group.alerts.values(), *group.waiting.values()] if len(nodes) > 1 else ()
+        making = [n for n in nodes if any(n.group_key(one.body["labels"]) == group.key for one in alerts)]
+        return int(min((node.interval_s for node in making or nodes), default=1.0) * SECOND)
 
     def _find_repeat(self, group: Group, now: int) -> float:
-        """Returns after how many s a group is repeated: as today's routes say that lead here what fires in it. The
-        route that made it may be there, but lead its alerts elsewhere."""
-        first = min((node.repeat_s for node in self._routes.values()), default=float("inf"))
+        """Returns after how many s a group is repeated: as those of today's routes say that put what fires into it, or
+        lead it here if none does. The route that made it may be there, but lead its alerts elsewhere."""
+        first = min((node.repeat_s for node in self._routes), default=float("inf"))
         if now - group.sent_at <= first * SECOND:
             return float("inf")
         firing = [one for one in group.alerts.values() if not one.has_ended and not self._is_hidden(one)]
-        routes = [node for one in firing for node in self._find_routes(one.body["labels"])]
-        return min((node.repeat_s for node in routes), default=float("inf"))
+        found = list[RouteNode]()
+        for labels in (one.body["labels"] for one in firing):
+            routes = self._find_routes(labels)
+            found += [node for node in routes if node.group_key(labels) == group.key] or routes
+        return min((node.repeat_s for node in found), default=float("inf"))
 
     def _is_hidden(self, alert: GroupAlert) -> bool:
         return bool(self._alerts.find(alert.incident).inhibitor)

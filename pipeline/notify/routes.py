@@ -78,7 +78,7 @@ def match_all(matchers: Sequence[Matcher], labels: Labels) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RouteNode:
-    """A route with what it inherits. key: path of matchers, as in Alertmanager's `groupKey`."""
+    """A route with what it inherits. key: path of matchers, as in Alertmanager's `groupKey`; not unique."""
 
     key: str
     receiver: str
@@ -190,15 +190,15 @@ def build_inhibitions(rules: Sequence[InhibitRule]) -> tuple[Inhibition, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The routes by key, and the rules of inhibition."""
+    """The tree of routes, and the rules of inhibition."""
 
     top: RouteNode | None
     inhibitions: tuple[Inhibition, ...]
 
     @property
-    def routes(self) -> dict[str, RouteNode]:
-        """Key -> route."""
-        return {} if self.top is None else {node.key: node for _, node in self.top.walk()}
+    def routes(self) -> list[RouteNode]:
+        """All routes, each before those below it. Siblings with the same matchers have the same key."""
+        return [] if self.top is None else [node for _, node in self.top.walk()]
 
     def match(self, labels: Labels) -> list[RouteNode]:
         """Returns the routes of an alert. A storm goes where its pages would: to each of their receivers, by the first
@@ -206,7 +206,7 @@ class Rules:
         if self.top is None:
             return []
         names, found = labels.get(STORM_RECEIVERS, "").split(SEPARATOR), dict[str, RouteNode]()
-        for node in self.routes.values() if STORM_RECEIVERS in labels else ():
+        for node in self.routes if STORM_RECEIVERS in labels else ():
             if node.receiver in names:
                 found.setdefault(node.receiver, node)
         return [*found.values()] or self.top.match(labels)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
+from pipeline.incidents.silences import STORM_RECEIVERS
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify.routes import build_rules, build_tree, parse_matchers
@@ -160,6 +161,74 @@ def test_a_group_whose_labels_look_like_the_end_of_a_key_keeps_the_intervals_of_
     made.write_change("opened", 'gpu:n1:{rack="x"}')
     run_for(made, 200, 10)
     assert [reason for reason, _, _ in posts(receiver)] == ["first notification", "repeat interval elapsed"]
+    made.close()
+
+
+# --- siblings with the same matchers --------------------------------------------------------------
+
+
+def build_siblings(receiver: Receiver, *siblings: dict[str, Any]) -> Notify:
+    """Routes below r0 that all match pages, each with `continue`."""
+    same = {"matchers": ['severity="critical"'], "group_wait": "0s", "continue": True}
+    route = Route("r0", group_by=("alertname",), routes=tuple({**same, **one} for one in siblings))
+    return Notify(webhooks=hooks(receiver, "r0", "r1", "r2"), route=route)
+
+
+@pytest.mark.parametrize("names", [("r1", "r2"), ("r2", "r1")])
+def test_a_storm_goes_to_each_of_two_siblings_with_equal_matchers(receiver: Receiver, names: tuple[str, ...]) -> None:
+    rules = build_rules(build_siblings(receiver, *({"receiver": name} for name in names)))
+    pages = [node.receiver for node in rules.match({"severity": "critical"})]
+    storm = {"severity": "critical", "alertname": "AlertStorm", STORM_RECEIVERS: "r1, r2"}
+    assert pages == [node.receiver for node in rules.match(storm)] == list(names)
+
+
+def test_siblings_with_the_same_matchers_have_intervals_of_their_own(tmp_path: Path, receiver: Receiver) -> None:
+    slow = {"receiver": "r2", "group_interval": "5m", "repeat_interval": "9m"}
+    fast = {"receiver": "r1", "group_interval": "20s", "repeat_interval": "40s"}
+    for number, siblings in enumerate(((fast, slow), (slow, fast))):
+        (tmp_path / str(number)).mkdir()
+        made = NotifierHarness(tmp_path / str(number), [], build_siblings(receiver, *siblings))
+        made.write_change("opened", "gpu:n1.0")
+        heard: dict[str, list[str]] = {}
+        for name in ("r1", "r2"):
+            made.now, seen = made.incidents["gpu:n1.0"].opened, len(receiver.posts)
+            for second in range(0, 640, 10):
+                if second == 30 and name == "r1":
+                    made.write_change("opened", "gpu:n2.0")
+                made.send_due(10, name)
+            heard[name] = [body["notification_reason"] for _, body in receiver.posts[seen:]]
+        assert heard["r1"][:2] == ["first notification", "new alerts added"]
+        assert 10 <= heard["r1"].count("repeat interval elapsed") <= 16
+        assert heard["r2"] == ["first notification", "repeat interval elapsed"]
+        made.close()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_siblings_with_one_receiver_and_other_labels_have_intervals_of_their_own(
+    tmp_path: Path, receiver: Receiver, order: int
+) -> None:
+    fast = {"receiver": "r1", "group_by": ["cause"], "group_interval": "20s", "repeat_interval": "40s"}
+    slow = {"receiver": "r1", "group_by": ["alertname", "none"], "group_interval": "5m", "repeat_interval": "9m"}
+    made = NotifierHarness(tmp_path, [], build_siblings(receiver, *[fast, slow][::order]))
+    made.write_change("opened", "gpu:n1.0")
+    for second in range(0, 640, 10):
+        if second == 320:
+            made.restart()  # a stored group finds its route again
+        made.send_due(10, "r1")
+    counts = {name: sum(name in body["groupLabels"] for _, body in receiver.posts) for name in ("cause", "alertname")}
+    assert 11 <= counts["cause"] <= 17
+    assert counts["alertname"] == 2
+    made.close()
+
+
+def test_a_group_of_two_siblings_has_the_shorter_intervals(tmp_path: Path, receiver: Receiver) -> None:
+    """As in Alertmanager, whose log of notifications is by receiver and group key."""
+    slow, fast = {"group_interval": "5m", "repeat_interval": "9m"}, {"group_interval": "20s", "repeat_interval": "40s"}
+    made = NotifierHarness(tmp_path, [], build_siblings(receiver, *({"receiver": "r1", **one} for one in (fast, slow))))
+    made.write_change("opened", "gpu:n1.0")
+    for _ in range(64):
+        made.send_due(10, "r1")
+    assert 11 <= len(receiver.posts) <= 17
     made.close()
 
 
