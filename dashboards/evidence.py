@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from dashboards import words
+from dashboards import snapshot, words
 from dashboards.answers import IncidentDetail, Mute, Point, Series, TimelineItem
 from dashboards.devices.cells import throttle_text
 from dashboards.links import Text, entity_link
@@ -479,7 +479,9 @@ def _tooltip(series: Series) -> list[alt.Tooltip]:
 
 
 def _onset(onset: int, palette: Palette) -> list[alt.Chart]:
-    base = alt.Chart(alt.InlineData(values=[{"time": chart_time(onset), "label": f"onset {clock(onset, onset)}"}]))
+    base = alt.Chart(
+        alt.InlineData(values=[{"time": chart_time(onset), "label": f"onset {clock(onset, snapshot.now())}"}])
+    )
     x = alt.X("time:T", scale=alt.Scale(type="utc"))
     rule = base.mark_rule(color=palette.ink, strokeWidth=1.5).encode(x=x)
     label = base.mark_text(

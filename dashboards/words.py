@@ -102,9 +102,14 @@ def set_zone(zone: tzinfo) -> None:
 def clock(time: int, now: int) -> str:
     """Returns a time such as `11:43:02Z`, or `12:43:02 CET` in local time; with the date unless it is today."""
     moment, today = (datetime.fromtimestamp(t // SECOND, _ZONE.get()) for t in (time, now))
+    return dated(time).partition(" ")[2] if moment.date() == today.date() else dated(time)
+
+
+def dated(time: int) -> str:
+    """Returns a time with its date: `2026-01-31 11:43:02Z`, or `2026-01-31 12:43:02 CET` in local time."""
+    moment = datetime.fromtimestamp(time // SECOND, _ZONE.get())
     zone = "Z" if moment.tzinfo is UTC else f" {moment.tzname()}"
-    date = "" if moment.date() == today.date() else f"{moment:%Y-%m-%d} "
-    return f"{date}{moment:%H:%M:%S}{zone}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}{zone}"
 
 
 def ago(time: int, now: int) -> str:

@@ -52,7 +52,7 @@ def _write_view() -> None:
 def _body(chosen: Choice) -> None:
     now = snapshot.now()
     span = ranges.read_range(now, POINTS)
-    ranges.draw_range(span, "explore-range")
+    ranges.draw_range(span, now, "explore-range")
     if chosen.unknown:
         text = f"{', '.join(chosen.unknown)}: not in the catalogue. docs/signals.md lists all."
         st.html(markup.notice(text, "degraded", "Unknown signals are left out."))

@@ -61,7 +61,7 @@ def _body(asked: str) -> None:
     events = requests.fetch_events(asked, chosen.start, chosen.end)
     _head(detail, peer, answer, values, now)
     _ends(detail, known_peer, peer, values, now)
-    ranges.draw_range(chosen, "link-range")
+    ranges.draw_range(chosen, now, "link-range")
     _charts(detail, peer, chosen, now, events)
     _neighbours(detail, now)
     _happened(detail, events, now)

@@ -95,7 +95,7 @@ def _body(asked: str) -> None:
     if focus is not None:
         _focus(focus, values, chosen, now)
     _overview(detail, values, focus, now)
-    ranges.draw_range(chosen, "node-range")
+    ranges.draw_range(chosen, now, "node-range")
     _charts(detail, chosen, now, events)
     _parts(detail, values, now)
     _happened(detail, events, now)

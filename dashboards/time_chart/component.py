@@ -14,12 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import streamlit as st
 
-from dashboards import theme
+from dashboards import snapshot, theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
 from dashboards.theme import SERIES
-from dashboards.words import amount, clock, is_share, label, quantity, reading, unit_name, zone_offset_s
+from dashboards.words import amount, dated, is_share, label, quantity, reading, unit_name, zone_offset_s
 from pipeline.model.entity_names import entity_name
-from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
 MIN_BAND_PEERS = 5
@@ -76,12 +75,13 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
         "start": found.start // 1000,
         "end": found.end // 1000,
         "layout": look.layout,
+        "dated": not dated(found.start)[:10] == dated(found.end)[:10] == dated(snapshot.now())[:10],
         "ahead": zone_offset_s(found.end) * 1000,
         "columns": [short_name(e) for e in entities] if look.layout == "grid" else [],
         "hint": HINT,
         "dashes": DASHES,
         "stale": look.stale,
-        "panels": [{**_panel(signal, colours, look), "end": found.end // 1000} for signal in found.signals],
+        "panels": [_panel(signal, colours, look, found.end) for signal in found.signals],
         "marks": [
             {
                 "time": m.time // 1000,
@@ -102,7 +102,7 @@ whatever else the page shows."""
 _BAND = ("median", "low", "high")
 
 
-def _panel(signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str, Any]:
+def _panel(signal: Compared, colours: Mapping[str, int], look: Look, end: int) -> dict[str, Any]:
     band = signal.band
     return {
         "title": signal_title(signal.name, signal.help),
@@ -115,7 +115,8 @@ def _panel(signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str
         "peers": peers_name(signal),
         "band_drawn": signal.peers >= MIN_BAND_PEERS,
         "empty": "No data in this time range.",
-        "label": describe(signal),
+        "label": describe(signal, end),
+        "end": end // 1000,
         "lines": [_line(line, signal, colours, look) for line in signal.lines],
         "band": None if band is None else {n: _bytes(v, signal) for n, v in zip(_BAND, band, strict=True)},
     }
@@ -207,11 +208,10 @@ def short_name(entity: str) -> str:
     return f"GPU {part}" if kind == "gpu" else part
 
 
-def describe(signal: Compared) -> str:
-    """Returns a chart in one sentence, for those who cannot see it."""
+def describe(signal: Compared, end: int) -> str:
+    """Returns a chart up to `end` (UTC us) in one sentence, for those who cannot see it."""
     lines = "; ".join(_summary(line, signal) for line in signal.lines[:8])
-    end = signal.start + int(len(signal.lines[0].values) * signal.width * SECOND) if signal.lines else signal.start
-    span = f"{clock(signal.start, end)} to {clock(end, end)}"
+    span = f"{dated(signal.start)} to {dated(end)}"
     return f"{signal_title(signal.name, signal.help)}, {span}: {lines or 'no data'}"
 
 

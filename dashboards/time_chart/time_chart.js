@@ -48,7 +48,7 @@ function timeTicks(start, end, width) {
   const step = STEPS.find((s) => (end - start) / s <= most) ?? STEPS.at(-1) * Math.ceil((end - start) / STEPS.at(-1) / most);
   const ticks = [];
   for (let t = Math.ceil((start + ahead) / step) * step - ahead; t <= end; t += step)
-    ticks.push({ at: t, text: step >= 86400000 || ((t + ahead) % 86400000 === 0 && end - start > 43200000) ? day(t) : clock(t) });
+    ticks.push({ at: t, text: step >= 86400000 || (t + ahead) % 86400000 === 0 ? day(t) : clock(t) });
   return ticks;
 }
 
@@ -180,10 +180,9 @@ function axes(g, view, panel, x, y, low, high, width, height) {
   }
   g.textAlign = "center";
   g.textBaseline = "top";
-  for (const tick of timeTicks(data.start, data.end, width - PAD.left)) {
-    const px = x(tick.at);
-    if (px > PAD.left + 14 && px < width - 24) g.fillText(tick.text, px, height - PAD.bottom + 5);
-  }
+  const times = timeTicks(data.start, data.end, width - PAD.left).filter((tick) => x(tick.at) > PAD.left + 14 && x(tick.at) < width - 24);
+  // of another day than today: the first time has its date
+  times.forEach((tick, i) => g.fillText(data.dated && !i && tick.text !== day(tick.at) ? `${day(tick.at)} ${tick.text}` : tick.text, x(tick.at), height - PAD.bottom + 5));
 }
 
 function drawMarks(g, view, x, width, height) {
