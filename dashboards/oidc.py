@@ -3,20 +3,27 @@
 Streamlit's login checks signature, issuer, nonce and expiry of the ID token once and keeps its claims in a signed
 cookie for 30 days. Here they are checked again at each run of a page, and the provider is asked at intervals: the
 answer of its userinfo endpoint ends a revoked login and brings the groups of now.
+
+It is asked with the access token, which Streamlit keeps without a refresh token and without `expires_in`. After the
+expiry that a JWT states, the provider refuses it as it refuses a revoked one. So it is not asked any more then: a login
+that it accepted before keeps its groups, until `max_hours`. Of a token of another format no expiry is known.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import http.client
 import json
+import math
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeGuard
 
 from pipeline.config.dashboard import Oidc
@@ -33,6 +40,9 @@ MAX_LOGINS = 10_000
 """Logins that are remembered; a forgotten one is checked again. Chosen: 100 viewers, 100 logins each."""
 CLOCK_S = 120
 """Difference of the clocks of provider and dashboard that is allowed (s), as in Streamlit's own check."""
+EARLY_S = 10
+"""Time before the expiry of an access token from which a refusal is one of an expired token (s): the clocks of provider
+and dashboard differ. Chosen: more than NTP leaves, and a revocation is missed in this time alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,17 @@ class NoLogin:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the provider said about an access token. groups: None if it gave none. confirmed: it accepted the token."""
+    """What the provider said about an access token. groups: None if it gave none.
+
+    confirmed: it accepted the token, or did before the token expired.   accepted: it has ever accepted it.
+    """
 
     asked: float
     confirmed: bool
     rejected: bool = False
     groups: tuple[str, ...] | None = None
+    accepted: bool = False
+    expired: bool = False
 
 
 _ANSWERS: OrderedDict[bytes, _Answer] = OrderedDict()
@@ -106,6 +121,8 @@ def check(settings: Oidc, user: Mapping[str, Any], clock: Callable[[], float] = 
     answer = _ask(settings, token, now) if isinstance(token, str) and token else _Answer(now, False)
     if answer.rejected:
         return NoLogin("ended", "The provider has ended this login. Log in again.")
+    if answer.expired and not answer.accepted and (now >= expires or settings.groups_from == "userinfo"):
+        return NoLogin("ended", "The access token of this login has expired, so its groups are unknown. Log in again.")
     if not answer.confirmed and now >= expires:
         return NoLogin("ended", "The login has expired, and the provider does not confirm it. Log in again.")
     groups = answer.groups if settings.groups_from == "userinfo" else _groups(user, settings.groups_claim)
@@ -120,9 +137,13 @@ def _ask(settings: Oidc, token: str, now: float) -> _Answer:
     with _ASKING[key[0] % len(_ASKING)]:  # sessions of one login wait for one answer
         with _LOCK:
             last = _ANSWERS.get(key)
+        if last is not None and last.rejected:
+            return last
+        if now >= _expiry(token):
+            return _expired(now, last)
         if last is not None:
             lifetime = settings.check_seconds if last.confirmed else RETRY_S
-            if last.rejected or 0 <= now - last.asked < lifetime:
+            if 0 <= now - last.asked < lifetime:
                 return last
         answer = _read_answer(settings, token, now, last)
         with _LOCK:
@@ -143,16 +164,38 @@ def _read_answer(settings: Oidc, token: str, now: float, last: _Answer | None) -
         claims = _fetch(endpoint, token)
     except urllib.error.HTTPError as error:
         with error:
+            if error.code == 401 and now >= _expiry(token) - EARLY_S:
+                return _expired(now, last)
             if error.code in (401, 403):
                 return _Answer(now, False, rejected=True)
         return _unanswered(now, last)
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return _unanswered(now, last)
-    return _Answer(now, True, groups=_groups(claims, settings.groups_claim))
+    return _Answer(now, True, groups=_groups(claims, settings.groups_claim), accepted=True)
 
 
 def _unanswered(now: float, last: _Answer | None) -> _Answer:
-    return _Answer(now, False, groups=None if last is None else last.groups)
+    return _Answer(now, False) if last is None else _Answer(now, False, groups=last.groups, accepted=last.accepted)
+
+
+def _expired(now: float, last: _Answer | None) -> _Answer:
+    """Returns the answer about a token that the provider cannot confirm any more: what it said before."""
+    before = _unanswered(now, last)
+    return replace(before, confirmed=before.accepted, expired=True)
+
+
+def _expiry(token: str) -> float:
+    """Returns when an access token expires (s since 1970); infinity if it does not state it, as it is no JWT.
+
+    The token came from the provider, in a cookie that we signed: its own signature needs no check.
+    """
+    parts = token.split(".")
+    try:
+        table = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))) if len(parts) == 3 else {}
+    except (ValueError, binascii.Error):
+        return math.inf
+    expires = table.get("exp") if isinstance(table, dict) else None
+    return float(expires) if _is_time(expires) else math.inf
 
 
 def _fetch(url: str, token: str = "") -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -143,6 +144,72 @@ def test_a_revoked_login_ends_at_the_next_check_and_stays_ended(settings: Oidc, 
     assert isinstance(oidc.check(settings, claims(settings), at(300)), oidc.NoLogin)
     idp.answer = (200, {"groups": ["ops"]})
     assert isinstance(oidc.check(settings, claims(settings), at(9000)), oidc.NoLogin)
+
+
+def jwt_until(expires: Any) -> str:
+    """Returns an access token as Keycloak makes it; only its expiry is read."""
+    part = base64.urlsafe_b64encode(json.dumps({"exp": expires, "typ": "Bearer"}).encode()).decode().rstrip("=")
+    return f"e30.{part}.c2lnbmF0dXJl"
+
+
+REFUSED = (401, {"error": "invalid_token", "error_description": "Token verification failed"})
+"""What Keycloak answers for an expired token as for a revoked one."""
+
+
+@pytest.mark.parametrize("groups_from", ["userinfo", "id_token"])
+def test_a_login_outlives_its_access_token_of_5_minutes(settings: Oidc, idp: Idp, groups_from: str) -> None:
+    settings = replace(settings, groups_from=groups_from)
+    user = claims(settings, exp=NOW + 300, tokens={"access": jwt_until(NOW + 300)}, groups=["ops"])
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    idp.answer = REFUSED
+    for second in (300, 301, 12 * 3600 - 1):
+        assert oidc.check(settings, user, at(second)) == oidc.Login(
+            "alice@example.org", ("ops",), NOW + 12 * 3600, "248289"
+        )
+    assert len(idp.asked) == 1, "an expired token is not sent"
+    assert isinstance(oidc.check(settings, user, at(12 * 3600)), oidc.NoLogin)
+
+
+def test_a_token_that_is_refused_before_it_expires_is_a_revoked_login(settings: Oidc, idp: Idp) -> None:
+    settings = replace(settings, check_seconds=60.0)
+    user = claims(settings, tokens={"access": jwt_until(NOW + 300)})
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    idp.answer = REFUSED
+    for second in (120, 290, 301, 4000):  # and stays one after its expiry
+        found = oidc.check(settings, user, at(second))
+        assert isinstance(found, oidc.NoLogin)
+        assert "has ended this login" in found.reason
+
+
+def test_a_refusal_a_moment_before_the_expiry_is_of_another_clock(settings: Oidc, idp: Idp) -> None:
+    settings = replace(settings, check_seconds=60.0)
+    user = claims(settings, tokens={"access": jwt_until(NOW + 300)})
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    idp.answer = REFUSED
+    assert isinstance(oidc.check(settings, user, at(300 - oidc.EARLY_S)), oidc.Login)
+    forbidden = claims(settings, tokens={"access": jwt_until(NOW + 299)})
+    idp.answer = (403, {})
+    assert isinstance(oidc.check(settings, forbidden, at(298)), oidc.NoLogin)
+
+
+def test_a_login_that_was_never_confirmed_ends_with_its_tokens(settings: Oidc, idp: Idp) -> None:
+    """As after a restart of the dashboard: a copy of the cookies of a revoked login is worth nothing."""
+    user = claims(settings, exp=NOW + 600, tokens={"access": jwt_until(NOW + 300)}, groups=["ops"])
+    found = oidc.check(settings, user, at(300))
+    assert isinstance(found, oidc.NoLogin)
+    assert "access token of this login has expired" in found.reason
+    from_token = replace(settings, groups_from="id_token")
+    assert isinstance(oidc.check(from_token, user, at(599)), oidc.Login)
+    assert isinstance(oidc.check(from_token, user, at(600)), oidc.NoLogin)
+    assert idp.asked == []
+
+
+@pytest.mark.parametrize("token", ["opaque", "a.b", "a.b.c", "e30.!.c", "e30.MQ.c", jwt_until("soon"), jwt_until(True)])
+def test_of_a_token_without_an_expiry_a_refusal_ends_the_login(settings: Oidc, idp: Idp, token: str) -> None:
+    user = claims(settings, tokens={"access": token})
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    idp.answer = REFUSED
+    assert isinstance(oidc.check(settings, user, at(300)), oidc.NoLogin)
 
 
 @pytest.mark.parametrize("answer", [None, (500, {}), (302, {}), (200, [])])
