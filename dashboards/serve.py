@@ -21,6 +21,7 @@ from dashboards.login_cookies import LoginCookies
 from pipeline.config.dashboard import Dashboard
 from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
+from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import FleetpulseError, Refused, UsageError
 from pipeline.runtime import logs
 from pipeline.runtime.free_ports import check_free
@@ -239,13 +240,8 @@ def options(config: Config) -> dict[str, Any]:
 
 def check_settings(config: Config) -> None:
     """Raises Refused or UsageError for settings with which Streamlit would fail later."""
-    host = config.dashboard.host
-    if not config.dashboard.behind_proxy and config.dashboard.oidc is None and not is_loopback(host):
-        raise Refused(
-            f"{config.source}: [dashboard] host = {host!r}: the pages have no login, so they listen on loopback only; "
-            "expected 127.0.0.1, or [dashboard.oidc], or behind_proxy = true if a proxy with a login is the only way "
-            "to reach them"
-        )
+    if open_pages := describe_open_pages(config):
+        raise Refused(f"{config.source}: {open_pages}")
     secrets(config)
     if config.dashboard.token_file:
         read_token(config.dashboard.token_file)

@@ -200,13 +200,18 @@ def read_tokens(
     without any."""
     if api.token_file is None:
         found = Tokens({}, roles, now)
-        if not is_loopback(api.host) and not found:
-            raise ConfigError(
-                f"[{section}] host = {api.host!r}: listens beyond loopback without tokens; "
-                f"set [{section}] token_file to a file of name:token lines, or host = '127.0.0.1'"
-            )
+        check_users(api, section, bool(found))
         return found
     return Tokens(_users(api.token_file, section), roles, now)
+
+
+def check_users(api: Api | Gateway, section: str, has_tokens: bool) -> None:
+    """Raises ConfigError if [api] or [gateway] would listen beyond loopback without tokens."""
+    if not is_loopback(api.host) and not has_tokens:
+        raise ConfigError(
+            f"[{section}] host = {api.host!r}: listens beyond loopback without tokens; "
+            f"set [{section}] token_file to a file of name:token lines, or host = '127.0.0.1'"
+        )
 
 
 def create_token_file(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.group_checks import Check, Group, check_group
-from pipeline.commands.start_checks import check_receivers
+from pipeline.commands.start_checks import check_listeners, check_receivers
 from pipeline.config import files
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import compare_configs, flatten
@@ -46,6 +46,7 @@ def run_config(given: argparse.Namespace, owners: Check = lambda _: None) -> tup
     if given.agent:
         return [{"file": config.source, "state": "ok", "found": "what an agent of this node needs"}], CHECKED
     check_with_origin(config, check_receivers)
+    check_with_origin(config, check_listeners)
     return check_files(files.find_file(given.config, environ), environ, owners), CHECKED
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection
+from pathlib import Path
 
 from pipeline.commands.installed import is_node
 from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import Config
 from pipeline.config.topology import OWN
+from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import ConfigError
 
 
@@ -34,6 +37,32 @@ def check_receivers(config: Config, secrets: bool = False) -> None:
         build_rules(config.notify)
     except ConfigError as error:
         raise ConfigError(f"{config.source}: {error}") from error
+
+
+def check_listeners(config: Config) -> None:
+    """Raises ConfigError if API, gateway or dashboard would listen beyond loopback without a login, which their starts
+    refuse. Reads no token_file.
+
+    Only where the pipeline's packages are installed. The API also takes tokens with roles, which are beside the store:
+    where this user cannot look there, as in a container that only checks, there may be some.
+    """
+    if is_node():
+        return
+    from pipeline.api.tokens import check_users, find_role_file, load_role_tokens
+
+    try:
+        if config.api.token_file is None and _is_readable(roles := find_role_file(config.store.path)):
+            check_users(config.api, "api", bool(load_role_tokens(roles)))
+        check_users(config.gateway, "gateway", config.gateway.token_file is not None)
+        if open_pages := describe_open_pages(config):
+            raise ConfigError(open_pages)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: {error}") from error
+
+
+def _is_readable(path: Path) -> bool:
+    """Returns whether this user can tell what a file contains, or that there is none."""
+    return os.access(path, os.R_OK) if path.exists() else os.access(path.parent, os.X_OK)
 
 
 def check_next_start(now: Config, fresh: Config, address: tuple[str, int]) -> None:

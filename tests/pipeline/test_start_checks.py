@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.start_checks import check_next_start
+import fleetpulse
+from pipeline.api.tokens import create_role_token, find_role_file
+from pipeline.commands.start_checks import check_listeners, check_next_start
 from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Api, Config, Incidents, Kafka, Pipeline, Store
 from pipeline.config.topology import TopologyFiles
@@ -47,3 +49,34 @@ def test_what_a_start_reads_is_read_before(now: Config, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=said):
             check_next_start(now, fresh, ADDRESS)
     check_next_start(now, now, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("section", "allowed"),
+    [
+        ("api", 'token_file = "tokens"'),
+        ("gateway", 'token_file = "tokens"'),
+        ("dashboard", "behind_proxy = true"),
+    ],
+)
+def test_config_check_refuses_to_listen_beyond_loopback_without_a_login(
+    tmp_path: Path, section: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, drop_in = tmp_path / "fleetpulse.toml", tmp_path / "conf.d" / "50-site.toml"
+    file.write_text(f"[store]\npath = '{tmp_path / 's.duckdb'}'\n")
+    drop_in.parent.mkdir()
+    drop_in.write_text(f'[{section}]\nhost = "0.0.0.0"\n')
+    assert fleetpulse.main(["config", "check", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"{drop_in}: [{section}] host = '0.0.0.0': " in said
+    drop_in.write_text(f'[{section}]\nhost = "0.0.0.0"\n{allowed}\n')
+    assert fleetpulse.main(["config", "check", "--config", str(file)]) == 0
+
+
+def test_config_check_counts_tokens_with_roles_and_knows_none_where_it_cannot_look(now: Config, tmp_path: Path) -> None:
+    open_api = replace(now, api=Api(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match="without tokens"):
+        check_listeners(open_api)
+    check_listeners(replace(open_api, store=Store(path=tmp_path / "elsewhere" / "s.duckdb")))
+    create_role_token(find_role_file(now.store.path), "ada", "viewer", 0, "test", 0)
+    check_listeners(open_api)
