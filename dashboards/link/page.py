@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
@@ -9,16 +10,17 @@ import numpy as np
 import streamlit as st
 
 from dashboards import links, markup, routes, snapshot
-from dashboards.devices import cells, happened, html, incident_rows, ranges, requests
+from dashboards.devices import cells, happened, html, ranges, requests
 from dashboards.devices.answers import Compared, Comparison, EntityDetail, EventItems, Values
 from dashboards.devices.html import entity_link, explore_href, link
 from dashboards.devices.ranges import TimeRange
 from dashboards.link import signals
+from dashboards.link.ends import Ends, error_notes, flap_text, marks, merge_events, open_lists, past_rows, state_text
 from dashboards.node import identity
 from dashboards.snapshot import CachedAnswer
 from dashboards.time_chart.component import Look, signal_title, time_charts
 from dashboards.views import parts
-from dashboards.words import age, ago, amount, plain, quantity
+from dashboards.words import age, ago, plain, quantity
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
@@ -59,12 +61,14 @@ def _body(asked: str) -> None:
     values = requests.fetch_values(asked, [c.signal for c in signals.END_COLUMNS])
     chosen = ranges.read_range(now)
     events = requests.fetch_events(asked, chosen.start, chosen.end)
-    _head(detail, peer, answer, values, now)
+    far_events = None if known_peer is None else requests.fetch_events(peer, chosen.start, chosen.end).value
+    ends = Ends(detail, known_peer, events.value, far_events)
+    _head(ends, peer, answer, values, now)
     _ends(detail, known_peer, peer, values, now)
     ranges.draw_range(chosen, now, "link-range")
-    _charts(detail, peer, chosen, now, events)
+    _charts(ends, peer, chosen, now)
     _neighbours(detail, now)
-    _happened(detail, events, now)
+    _happened(ends, events, now)
 
 
 def far_end(detail: EntityDetail) -> str:
@@ -73,22 +77,15 @@ def far_end(detail: EntityDetail) -> str:
     return detail.links.get(detail.entity) or (said if isinstance(said, str) and ":" in said else "")
 
 
-def _head(
-    detail: EntityDetail, peer: str, answer: CachedAnswer[EntityDetail], values: CachedAnswer[Values], now: int
-) -> None:
+def _head(both: Ends, peer: str, answer: CachedAnswer[EntityDetail], values: CachedAnswer[Values], now: int) -> None:
+    detail = both.here
     ends = plain(entity_name(detail.entity)) + (f" to {entity_name(peer)}" if peer else "")
     st.html(links.breadcrumbs([*links.entity_crumbs(detail.above), entity_name(detail.entity)]))
-    worst = incident_rows.worst(detail.incidents)
-    said = "No unresolved incidents of this end." if worst is None else incident_rows.WORDS[worst.relation]
-    if worst is not None:
-        said += (
-            f" {entity_name(worst.incident.cause)}." if worst.relation == "affected" else " of an unresolved incident."
-        )
     since = parts.unknown_since(answer, snapshot.fetch_fleet_of(), now)
     badges = [state_badge(values.value, detail.entity, now), markup.simulated_badge(detail.simulated)]
-    parts.draw_head(ends, badges, parts.statement(said, since, now), answer)
+    parts.draw_head(ends, badges, parts.statement(state_text(both), since, now), answer)
     parts.draw_error(answer)
-    if lines := incident_rows.open_list(detail.incidents, now):
+    if lines := open_lists(both, now):
         st.html(lines)
 
 
@@ -169,7 +166,8 @@ def far_end_notice(detail: EntityDetail, peer: str) -> str:
 # --- charts ---------------------------------------------------------------------------------------------------------
 
 
-def _charts(detail: EntityDetail, peer: str, chosen: TimeRange, now: int, events: CachedAnswer[EventItems]) -> None:
+def _charts(both: Ends, peer: str, chosen: TimeRange, now: int) -> None:
+    detail = both.here
     ends = [detail.entity, *([peer] if peer else [])]
     asked = [signals.LEVELS[detail.kind], *signals.ERRORS[detail.kind]]
     found = [requests.fetch_comparison(ends, names, chosen.start, chosen.end) for names in asked]
@@ -185,48 +183,39 @@ def _charts(detail: EntityDetail, peer: str, chosen: TimeRange, now: int, events
     errors = [s for s in merged.signals if s.kind == "counter" and "bytes" not in s.name and "data" not in s.name]
     levels = [s for s in merged.signals if s not in errors and s.has_data()]
     bad = [s for s in errors if signals.has_errors(s)]
-    st.html(markup.section("Error counters", f"rates in the time range; {flap_text(events.value, detail.entity)}"))
-    st.html(error_table(errors, detail.entity))
+    st.html(markup.section("Error counters", f"rates in the time range; {flap_text(both)}"))
+    st.html(error_table(errors, both.entities))
     st.html(markup.section("History", "this end and the band of its peers" + (", far end beside it" if peer else "")))
-    marks = [*incident_rows.marks(detail.incidents, now), *happened.marks(events.value.items if events.value else ())]
     shown = replace(merged, signals=(*bad, *levels))
     if not shown.signals:
         st.html(markup.notice("No data of this link in this time range."))
         return
-    picked = time_charts(shown, marks, Look(120, frozenset({detail.entity}), failed is not None, layout="two"), "link")
+    picked = time_charts(
+        shown, marks(both, now), Look(120, frozenset({detail.entity}), failed is not None, layout="two"), "link"
+    )
     if picked:
         ranges.write_range(*picked)
         st.rerun(scope="fragment")
 
 
-def flap_text(events: EventItems | None, entity: str) -> str:
-    """Returns the number of times that the link went down in the time range."""
-    if events is None:
-        return "flaps unknown"
-    downs = sum(
-        i.subject == "link_state" and i.data.get("state") == "down" and i.entity == entity for i in events.items
-    )
-    return amount(downs, "flap", "flaps") + (" or more" if events.truncated else "")
-
-
-def error_table(errors: list[Compared], entity: str) -> str:
-    """Returns each counter that was read, all per hour: on average, its highest point, and the peers' average."""
+def error_table(errors: list[Compared], ends: Sequence[str]) -> str:
+    """Returns each counter that was read at an end, all per hour: on average, its highest point, and the average of
+    this end's peers."""
     rows, quiet = [], []
     for signal in errors:
-        line = next((one for one in signal.lines if one.entity == entity), None)
-        if line is None or not np.isfinite(line.values).any():
-            continue
-        if not (line.values > 0).any():
-            quiet.append(signal_title(signal.name, signal.help).partition(": ")[2])
-            continue
-        peers = "" if signal.band is None else _per_hour(signal.band[0])
         title = signal_title(signal.name, signal.help).partition(": ")[2]
-        chart = link(explore_href([entity], [signal.name]), title)
-        highest = quantity(float(np.nanmax(line.values)) * 3600)
-        rows.append([chart, escape(_per_hour(line.values)), escape(highest), escape(peers)])
-    table = html.table(("Counter", "Mean per hour", "Highest per hour", "Peers per hour"), rows, "No errors counted.")
-    note = f'<p class="fp-empty">Without errors: {escape(", ".join(quiet))}.</p>' if quiet else ""
-    return table + note
+        lines = [one for end in ends for one in signal.lines if one.entity == end and np.isfinite(one.values).any()]
+        if lines and not any((one.values > 0).any() for one in lines):
+            quiet.append(title)
+            continue
+        for line in lines:
+            peers = _per_hour(signal.band[0]) if signal.band is not None and line.entity == ends[0] else ""
+            highest = quantity(float(np.nanmax(line.values)) * 3600)
+            end = [entity_link(line.entity)] if len(ends) > 1 else []
+            chart = link(explore_href([line.entity], [signal.name]), title)
+            rows.append([chart, *end, escape(_per_hour(line.values)), escape(highest), escape(peers)])
+    head = ("Counter", *(("End",) if len(ends) > 1 else ()), "Mean per hour", "Highest per hour", "Peers per hour")
+    return html.table(head, rows, "No errors counted.") + error_notes(quiet)
 
 
 def _per_hour(rates: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
@@ -264,15 +253,15 @@ def _neighbours(detail: EntityDetail, now: int) -> None:
         st.html(link(routes.entity_href(leaf), f"{more:,} more ports of {entity_name(leaf)}"))
 
 
-def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) -> None:
+def _happened(both: Ends, events: CachedAnswer[EventItems], now: int) -> None:
     st.html(markup.section("Events and findings", "in the time range, newest first"))
     if events.value is None:
         st.html(markup.notice(events.error, "critical", "No events."))
     else:
-        rows = happened.rows(events.value.items[:MAX_EVENTS], now, detail.entity)
+        rows = happened.rows(merge_events(both)[:MAX_EVENTS], now, both.here.entity)
         st.html(
             html.table(("Time", "Entity", "What", "Meaning"), rows, "Nothing happened in this time range.", "fp-events")
         )
     st.html(markup.section("Past incidents"))
     head = ("Onset", "Severity", "Title", "Duration", "Relation")
-    st.html(html.table(head, incident_rows.past_rows(detail.incidents, now), "No past incidents are stored."))
+    st.html(html.table(head, past_rows(both, now), "No past incidents are stored."))

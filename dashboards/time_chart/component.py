@@ -16,7 +16,7 @@ import streamlit as st
 
 from dashboards import snapshot, theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
-from dashboards.theme import SERIES
+from dashboards.theme import DARK, LIGHT, SERIES
 from dashboards.words import amount, dated, is_share, label, quantity, reading, unit_name, zone_offset_s
 from pipeline.model.entity_names import entity_name
 from pipeline.model.signals import CATALOGUE
@@ -70,7 +70,7 @@ def time_charts(found: Comparison, marks: Sequence[Mark], look: Look, key: str) 
 def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str, Any]:
     """Returns the data of the script. Times are in ms; looks belong to entities, over all charts."""
     entities = list(dict.fromkeys(line.entity for signal in found.signals for line in signal.lines))
-    colours = {entity: i for i, entity in enumerate(entities)}
+    looks = choose_looks(entities, look.own)
     return {
         "start": found.start // 1000,
         "end": found.end // 1000,
@@ -81,7 +81,7 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
         "hint": HINT,
         "dashes": DASHES,
         "stale": look.stale,
-        "panels": [_panel(signal, colours, look, found.end) for signal in found.signals],
+        "panels": [_panel(signal, looks, look, found.end) for signal in found.signals],
         "marks": [
             {
                 "time": m.time // 1000,
@@ -102,7 +102,15 @@ whatever else the page shows."""
 _BAND = ("median", "low", "high")
 
 
-def _panel(signal: Compared, colours: Mapping[str, int], look: Look, end: int) -> dict[str, Any]:
+def choose_looks(entities: Sequence[str], own: frozenset[str]) -> dict[str, tuple[int, int]]:
+    """Returns colour (of SERIES) and dash of each entity's lines. Lines beside an own one never have its colour."""
+    free = [i for i, colour in enumerate(SERIES) if not own or colour != (LIGHT.device, DARK.device)]
+    others = [entity for entity in entities if entity not in own]
+    looks = {e: (free[i % len(free)], i // len(free) % len(DASHES)) for i, e in enumerate(others)}
+    return {**dict.fromkeys(own, (0, 0)), **looks}
+
+
+def _panel(signal: Compared, looks: Mapping[str, tuple[int, int]], look: Look, end: int) -> dict[str, Any]:
     band = signal.band
     return {
         "title": signal_title(signal.name, signal.help),
@@ -117,7 +125,7 @@ def _panel(signal: Compared, colours: Mapping[str, int], look: Look, end: int) -
         "empty": "No data in this time range.",
         "label": describe(signal, end),
         "end": end // 1000,
-        "lines": [_line(line, signal, colours, look) for line in signal.lines],
+        "lines": [_line(line, signal, looks, look) for line in signal.lines],
         "band": None if band is None else {n: _bytes(v, signal) for n, v in zip(_BAND, band, strict=True)},
     }
 
@@ -126,13 +134,13 @@ def _unit(signal: Compared) -> str:
     return "%" if is_share(signal.name) else unit_name(signal.unit)
 
 
-def _line(line: Line, signal: Compared, colours: Mapping[str, int], look: Look) -> dict[str, Any]:
+def _line(line: Line, signal: Compared, looks: Mapping[str, tuple[int, int]], look: Look) -> dict[str, Any]:
     about = (line.entity, signal.name)
     return {
         "name": entity_name(line.entity),
         "short": short_name(line.entity),
-        "colour": colours[line.entity] % len(SERIES),
-        "dash": colours[line.entity] // len(SERIES) % len(DASHES),
+        "colour": looks[line.entity][0],
+        "dash": looks[line.entity][1],
         "own": line.entity in look.own,
         "outlier": about in look.outliers,
         "href": (look.hrefs or {}).get(about, ""),

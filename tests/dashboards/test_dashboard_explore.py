@@ -17,6 +17,7 @@ from dashboards.devices.answers import parse_comparison
 from dashboards.devices.html import explore_href
 from dashboards.explore import choose, export, sql_view
 from dashboards.explore.columns import plain_table, shown_table, unique_names
+from dashboards.theme import LIGHT, SERIES
 from dashboards.time_chart.component import Look, chart_data
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
@@ -42,9 +43,15 @@ def test_no_two_lines_of_one_chart_look_the_same() -> None:
     asked = {"from": [iso(end - 3600 * SECOND)], "to": [iso(end)], "signal": ["gpu.temperature", "nic.state"]}
     names = [f"gpu:n1.{i}" for i in range(16)] + [f"port:n1.mlx5_{i}" for i in range(16)]
     found = parse_comparison(compare_table({**asked, "entity": names}, "n1", 16))
-    for panel in chart_data(found, (), Look())["panels"]:
-        looks = {(line["colour"], line["dash"]) for line in panel["lines"]}
-        assert len(looks) == len(panel["lines"]) == 16
+    for own in (frozenset[str](), frozenset(names[:1]), frozenset(names[5:6]), frozenset((names[0], names[16]))):
+        for panel in chart_data(found, (), Look(own=own))["panels"]:
+            looks = {drawn_look(line) for line in panel["lines"]}
+            assert len(looks) == len(panel["lines"]) == 16, own
+
+
+def drawn_look(line: dict[str, Any]) -> tuple[str, int]:
+    """Returns colour and dash as the script draws a line: an own one has the colour of the device."""
+    return (LIGHT.device, 0) if line["own"] else (SERIES[line["colour"]][0], line["dash"])
 
 
 def test_a_page_without_a_band_names_no_peers(api: Any) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dashboards.devices.answers import EventItem, EventItems, parse_comparison, parse_values
+from dashboards.devices.answers import EventItem, EventItems, parse_comparison, parse_entity, parse_values
 from dashboards.devices.happened import rows
-from dashboards.link.page import error_table, flap_text, state_badge
+from dashboards.link.ends import Ends, count_flaps, marks
+from dashboards.link.page import error_table, state_badge
 from dashboards.link.signals import BER, ERRORS, LEVELS, with_bit_error_rate
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
-from tests.dashboards.conftest import NOW
+from tests.dashboards.conftest import NOW, incident_table
 from tests.dashboards.device_tables import compare_table, empty_caches, entity_table, serve_node, values_table
 from tests.dashboards.test_dashboard_pages import page, shown
 
@@ -84,6 +86,62 @@ def test_both_ends_are_shown_if_both_are_known(api: Any) -> None:
     assert all(one == [PORT, peer] for one in asked)
 
 
+PEER = "port:sw1.7"
+
+
+def serve_both_ends(api: Any) -> None:
+    """Lets the API answer about a port and its peer, at which the errors, an incident and the flaps are."""
+    serve_node(api)
+    table = entity_table(PORT, "node:n003", 8) or {}
+    there = {
+        **incident_table("P1", cause=PEER, entity=PEER, summary="Port 7 of sw1: symbol errors"),
+        "relation": "cause",
+    }
+    past = {**incident_table("P0", state="resolved", resolved=iso(NOW)), "relation": "member"}
+    api.tables["entity"] = lambda query: (
+        {**table, "entity": PEER, "incidents": [there, past]}
+        if query["entity"][0] == PEER
+        else {**table, "incidents": [], "links": {PORT: PEER}}
+    )
+    down = {"from": "up", "to": "down", "state": "down"}
+    api.tables["events"] = lambda query: {
+        "items": [
+            {"time": iso(NOW - i * SECOND), "type": "event", "entity": PEER, "subject": "link_state", "data": down}
+            for i in range(2)
+        ]
+        if query["entity"][0] == PEER
+        else [],
+        "truncated": False,
+    }
+
+
+def test_what_the_far_end_counted_and_had_is_on_the_page(api: Any) -> None:
+    serve_both_ends(api)
+    text = shown(page(link_script, entity=PORT, live="0"))
+    assert "Far end: suspected cause of an unresolved incident." in text
+    assert "Port 7 of sw1: symbol errors" in text
+    assert "this end 0 flaps, far end 2 flaps" in text
+    counters, _, rest = text.partition("Error counters")[2].partition("History")
+    assert counters.count("entity=port%3Asw1.7") == counters.count("entity=port%3An003.mlx5_0") > 3
+    assert ">End</th>" in counters
+    events, _, incidents = rest.partition("Past incidents")
+    assert events.count("up → down") == 2
+    assert "far end: has findings of" in incidents
+
+
+def test_marks_of_the_far_end_say_so_and_common_ones_are_once(api: Any) -> None:
+    serve_both_ends(api)
+    far = parse_entity(api.tables["entity"]({"entity": [PEER]}))
+    both = Ends(far, far, None)
+    assert far_marks(both) == []
+    here = replace(far, entity=PORT, incidents=())
+    assert far_marks(Ends(here, far, None)) == ["Far end: Port 7 of sw1: symbol errors"]
+
+
+def far_marks(both: Ends) -> list[str]:
+    return [mark.text for mark in marks(both, NOW) if mark.text.startswith("Far end: Port")]
+
+
 @pytest.mark.parametrize("asked", ["", "gpu:n1.0", "port:"])
 def test_an_address_without_a_port_says_what_is_expected(api: Any, asked: str) -> None:
     assert "Expected a port or NVLink in the address" in shown(page(link_script, entity=asked))
@@ -113,7 +171,7 @@ def test_all_rates_of_a_row_of_error_counters_are_per_hour() -> None:
     values = found.signals[0].lines[0].values
     values[:] = np.float32(0.0)
     values[: len(values) // 2] = np.float32(0.5)
-    text = error_table(list(found.signals), PORT)
+    text = error_table(list(found.signals), [PORT])
     assert re.findall(r"<th[^>]*>([^<]*)</th>", text) == [
         "Counter", "Mean per hour", "Highest per hour", "Peers per hour",
     ]  # fmt: skip
@@ -127,8 +185,8 @@ def test_many_flaps_are_one_row() -> None:
         EventItem(NOW - i * SECOND, "event", PORT, "link_state", {"from": "a", "to": "b", "state": s})
         for i, s in enumerate(["up", "down"] * 10)
     )
-    assert flap_text(EventItems(items, False), PORT) == "10 flaps"
-    assert flap_text(EventItems(items, True), PORT) == "10 flaps or more"
+    assert count_flaps(EventItems(items, False), PORT) == "10 flaps"
+    assert count_flaps(EventItems(items, True), PORT) == "10 flaps or more"
     found = rows(items, NOW)
     assert len(found) == 1
     assert "Link: 10 flaps" in found[0][2]
