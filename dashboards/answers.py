@@ -209,6 +209,7 @@ def _life(table: Mapping[str, Any]) -> Life:
         feedback=str(table.get("feedback") or ""),
         merged_into=str(table.get("merged_into") or ""),
         represents=parse_names(table.get("represents")),
+        represented=int(table.get("represented") or 0),
         inhibitor=str(table.get("inhibitor") or ""),
         inhibit_rule=str(table.get("inhibit_rule") or ""),
     )

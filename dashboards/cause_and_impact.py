@@ -136,8 +136,15 @@ def owner_text(incident: Incident, now: int) -> str:
 
 
 def storm_rows(detail: IncidentDetail) -> list[Text]:
-    """Returns links to the incidents that a storm represents."""
+    """Returns links to the incidents that a storm lists."""
     return [incident_link(i) for i in detail.incident.life.represents]
+
+
+def storm_size(detail: IncidentDetail) -> str:
+    """Returns how many incidents a storm represents; its list is bounded."""
+    listed = len(detail.incident.life.represents)
+    number = max(detail.incident.life.represented, listed)
+    return f"represents {amount(number, 'incident', 'incidents')}{f', lists {listed:,}' if listed < number else ''}"
 
 
 def similar_rows(detail: IncidentDetail, now: int) -> list[tuple[Text, ...]]:

@@ -262,7 +262,7 @@ def history_rows(history: Sequence[Change], now: int) -> list[tuple[str, str, st
 def _others(detail: IncidentDetail, now: int) -> None:
     """Draws incidents that have to do with this one: of a storm, at the same time, and similar ones of the past."""
     if storm := cause_and_impact.storm_rows(detail):
-        st.html(markup.section("Storm", f"represents {amount(len(storm), 'incident', 'incidents')}"))
+        st.html(markup.section("Storm", cause_and_impact.storm_size(detail)))
         st.html(markup.chips(storm, most=60))
     if detail.co_occurring:
         st.html(markup.section("Co-occurring incidents", "began within 2 min; not known to have one cause"))

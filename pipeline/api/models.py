@@ -262,6 +262,7 @@ class Incident(BaseModel):
     feedback: Literal["useful", "wrong", "known"] | None = None
     merged_into: str | None = None
     represents: list[str] = []
+    represented: int = 0
     inhibitor: str | None = None
     inhibit_rule: str | None = None
     labels: dict[str, list[str]] | None = None

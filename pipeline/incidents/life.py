@@ -118,7 +118,7 @@ class LifeBook:
     def _next_life(self, change: Change, before: Incident | None, life: Life, now: int) -> tuple[ChangeKind, Life]:
         """Returns the kind of the change as people see it, and the life after it."""
         incident, kind = change.incident, change.kind
-        members, page = len(incident.members), incident.severity == "page"
+        members, page = storms.count_members(incident), incident.severity == "page"
         waits = now if page else None
         if change.life:
             life = replace(life, **change.life)
@@ -359,9 +359,10 @@ class LifeBook:
         kind: ChangeKind = "opened" if before is None else "updated"
         if has_new_labels(incident, before):
             life = replace(life, escalation=0)
-        if before is None or (joined and len(listed) >= WORSE * told):
+        number = storms.count_members(incident)
+        if before is None or (joined and number >= WORSE * told):
             waits, steps = (now, 0) if life.acknowledged_by else (life.waits_since, life.escalation)
-            life = replace(unacknowledge(life), told=len(listed), waits_since=waits, escalation=steps)
+            life = replace(unacknowledge(life), told=number, waits_since=waits, escalation=steps)
             kind = "opened" if before is None else "worsened"
         made = self._suppress(show(incident, life), now)
         self.shown[made.id] = made
@@ -407,7 +408,7 @@ class LifeBook:
 
     def _expire_acknowledgement(self, before: Incident, now: int, pages: PageCount) -> Iterator[Change]:
         waits = now if before.severity == "page" else None
-        life = replace(unacknowledge(before.life), waits_since=waits, escalation=0, told=len(before.members))
+        life = replace(unacknowledge(before.life), waits_since=waits, escalation=0, told=storms.count_members(before))
         shown = self._count_page(show(replace(before, updated=now), life), now, pages)
         self.shown[shown.id] = shown
         why = f"that of {before.life.acknowledged_by}"

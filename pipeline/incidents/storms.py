@@ -7,6 +7,7 @@ none of them hides a page of another kind, one that others get, or one about a u
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from pipeline.model.topology import Topology, kind_of
 
 STORM = "alert_storm"
 MAX_REPRESENTED = 2000
-"""Most incidents that a storm lists. Chosen: it bounds the row; the count goes on in its title."""
+"""Most incidents that a storm lists. Chosen: it bounds the row; `represented` counts on."""
 UNITS_OF_MANY = SPREADS | {
     *("building", "facility", "hall", "zone", "region", "block", "core"),
     *("shelf", "circuit", "pump", "reservoir", "filter", "filesystem", "version", "change"),
@@ -29,6 +30,7 @@ StormKey = tuple[str, ...]
 """What the pages of a storm have in common: their `alertname`, and with routes the receivers that get them."""
 PageTimes = Mapping[StormKey, tuple[int, ...]]
 """Times of the newest pages (UTC us), by what they have in common."""
+_OLD_TITLE = re.compile(r"Alert storm: (\d+) more page")
 _NAMES_A_STORM = frozenset({"alertname", "detector", "incident", STORM_OF})
 
 
@@ -67,7 +69,7 @@ def change_storm(
     before: Incident | None, new: Incident, pages: Sequence[Incident], listed: Sequence[str], added: int
 ) -> Incident:
     """Returns a storm with what it lists. new: the id, site and times of a new one.   added: pages more than before."""
-    count = added if before is None else int(before.summary.split()[2]) + added
+    count = added if before is None else count_members(before) + added
     life = replace(Life(waits_since=new.updated) if before is None else before.life, storm=new.life.storm)
     return replace(
         new,
@@ -76,8 +78,19 @@ def change_storm(
         summary=f"Alert storm: {count} more page{'s' * (count > 1)}{name_most(pages)}",
         members=tuple(dict.fromkeys(page.cause for page in pages)),
         simulated=all(page.simulated for page in pages),
-        life=replace(life, represents=tuple(listed[:MAX_REPRESENTED])),
+        life=replace(life, represents=tuple(listed[:MAX_REPRESENTED]), represented=count),
     )
+
+
+def count_members(incident: Incident) -> int:
+    """Returns how many members an incident has; of a storm, how many pages it represents, also those that its list has
+    no room for. A storm of an older version has that number only in its title."""
+    if incident.detector != STORM:
+        return len(incident.members)
+    if incident.life.represented:
+        return incident.life.represented
+    title = _OLD_TITLE.match(incident.summary)
+    return int(title[1]) if title else len(incident.life.represents)
 
 
 def name_most(pages: Sequence[Incident]) -> str:

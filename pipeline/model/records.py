@@ -199,14 +199,15 @@ class Finding:
 class Life:
     """What people and the clock have done to an incident, beside its findings. Times are those of the clock.
 
-    acknowledged_until: when the acknowledgement expires; None: never.   told: members in the last message to receivers,
-    or when it was acknowledged.   silenced_by: ids of silences and maintenance windows.   inhibited_by: incidents that
-    represent it, such as a storm.   waits_since: since when a page waits for a person.   escalation: steps done.
-    returned: times at which it returned in the last hour.   held_until: its findings ended, but it is shown until then.
-    represents: of a storm, the incidents that it represents.   inhibitor, inhibit_rule: the incident and the rule of
-    [[notify.inhibit_rules]] for which receivers get no message.   page_waits: receivers get it when that ends, and
-    the acknowledgement that it has by then.   storm: of a storm, the `alertname` of its pages, and with routes the
-    receivers that get them.
+    acknowledged_until: when the acknowledgement expires; None: never.   told: members (of a storm, what it represents)
+    in the last message to receivers, or when it was acknowledged.   silenced_by: ids of silences and maintenance
+    windows.   inhibited_by: incidents that represent it, such as a storm.   waits_since: since when a page waits for a
+    person.   escalation: steps done.   returned: times at which it returned in the last hour.   held_until: its
+    findings ended, but it is shown until then.
+    represents: of a storm, the incidents that it lists.   represented: how many it represents, also what its list has
+    no room for.   inhibitor, inhibit_rule: the incident and the rule of [[notify.inhibit_rules]] for which receivers
+    get no message.   page_waits: receivers get it when that ends, and the acknowledgement that it has by then.
+    storm: of a storm, the `alertname` of its pages, and with routes the receivers that get them.
     """
 
     acknowledged_by: str = ""
@@ -226,6 +227,7 @@ class Life:
     inhibit_rule: str = ""
     page_waits: bool = False
     storm: tuple[str, ...] = ()
+    represented: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the API, a part of those of the incident."""
@@ -240,6 +242,7 @@ class Life:
             "feedback": self.feedback or None,
             "merged_into": self.merged_into or None,
             "represents": list(self.represents),
+            "represented": max(self.represented, len(self.represents)),
             "inhibitor": self.inhibitor or None,
             "inhibit_rule": self.inhibit_rule or None,
         }

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.config.receivers import InhibitRule, Route
 from pipeline.config.sections import Incidents
+from pipeline.incidents import storms
 from pipeline.incidents.changes import Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import LifeBook
@@ -419,6 +420,36 @@ def test_a_storm_is_silenced_while_one_silence_silences_all_its_pages(site):
     assert (storm_of(site).state, site.alerts()[-1]) == ("open", (storm.id, "firing"))
     silence(site, "entity=host:c")
     assert (storm_of(site).state, site.state(pages[2])) == ("open", "silenced")
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_a_storm_beyond_its_list_is_sent_again_when_it_has_doubled(tmp_path, monkeypatch, is_acknowledged):
+    monkeypatch.setattr(storms, "MAX_REPRESENTED", 4)
+    site = LivingSite(tmp_path / "store.duckdb", Incidents(storm_pages=1))
+    report_hosts(site, *(f"h{i}" for i in range(11)))
+    if is_acknowledged:
+        site.people.acknowledge(storm_of(site).id, "ann", "mine")
+    sent, site.active = site.kinds(storm_of(site).id).count("worsened"), {}
+    report_hosts(site, *(f"k{i}" for i in range(9 if is_acknowledged else 5)))
+    assert site.kinds(storm_of(site).id).count("worsened") == sent
+    assert storm_of(site).state == ("acknowledged" if is_acknowledged else "open")
+    site.restart()
+    report_hosts(site, "last")
+    storm = storm_of(site)
+    assert storm.summary == f"Alert storm: {20 if is_acknowledged else 16} more pages, all Hot"
+    assert (len(storm.life.represents), storm.life.represented) == (4, 20 if is_acknowledged else 16)
+    assert site.kinds(storm.id)[-1] == "worsened"
+    assert storm.state == "open"
+    site.database.close()
+
+
+def test_a_storm_of_an_older_version_has_its_number_in_its_title():
+    old = replace(make_page("inc-old"), detector=STORM, life=Life(represents=("inc-0", "inc-1")))
+    assert storms.count_members(replace(old, summary="Alert storm: 4980 more pages, all Hot")) == 4980
+    assert storms.count_members(replace(old, summary="my storm")) == 2
+    page = make_page("inc-5")
+    made = storms.change_storm(replace(old, summary="Alert storm: 7 more pages"), old, [page], ["inc-5"], 2)
+    assert (made.summary, made.life.represented) == ("Alert storm: 9 more pages, all Hot", 9)
 
 
 def test_a_storm_of_an_older_version_goes_on_with_what_it_has_and_takes_no_more():
