@@ -21,6 +21,7 @@ from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import SECOND, Caller
 from pipeline.model.roles import Role
 from pipeline.runtime.private_files import give_to_owner
+from pipeline.runtime.regular_files import read_regular_text
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,14 +122,19 @@ def create_role_token(
     return made, text
 
 
-def revoke_role_token(path: Path, id_: str, by: str, now: int) -> RoleToken:
-    """Revokes a token immediately. Raises UsageError if there is no such token, or it is revoked."""
+def revoke_role_token(path: Path, id_: str, by: str, now: int, elsewhere: str = "") -> RoleToken:
+    """Revokes a token immediately. Raises UsageError if there is no such token, or it is revoked.
+
+    elsewhere: where a token of that name is instead, in words.
+    """
     found: list[RoleToken] = []
 
     def change(known: list[RoleToken]) -> list[RoleToken]:
         found.extend(replace(t, revoked=now, revoked_by=by) for t in known if t.id == id_ and t.revoked is None)
         if not found:
-            raise UsageError(f"token {id_}: no such token, or it is revoked; see fleetpulse token list")
+            raise UsageError(
+                f"token {id_}: {elsewhere or 'no such token, or it is revoked; see fleetpulse token list'}"
+            )
         return [found[0] if t.id == id_ else t for t in known]
 
     change_role_tokens(path, change)
@@ -228,7 +234,7 @@ def write_initial_tokens() -> str:
 def _users(path: Path, section: str) -> dict[str, str]:
     """Returns name -> token of each line; skips blank lines and lines that begin with #."""
     try:
-        lines = path.read_text().splitlines()
+        lines = read_regular_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"[{section}] token_file = {str(path)!r}: cannot be read: {error}") from error
     users: dict[str, str] = {}

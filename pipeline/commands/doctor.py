@@ -28,6 +28,7 @@ from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, HeldStore, NoAnswer, Unreachable
 from pipeline.runtime import private_files, systemd
+from pipeline.runtime.secret_contents import list_old_copies
 from pipeline.transport import segments
 from pipeline.transport.salvage import SegmentCheck
 
@@ -222,7 +223,8 @@ def permissions(config: Config) -> Check:
 
 
 def secrets(config: Config) -> Check:
-    """Checks that files with tokens, passwords and keys exist, and that other users cannot read them."""
+    """Checks that files with tokens, passwords and keys exist, that other users cannot read them, and that units have
+    copies of what they contain now."""
     files = set(private_files.list_secret_files(config).values())
     if found := private_files.list_open_secrets(config):
         paths = " ".join(dict.fromkeys(str(path) for _, path, _ in found))
@@ -232,6 +234,8 @@ def secrets(config: Config) -> Check:
         meaning = "what needs them does not start or cannot log in"
         fix = "write them (tokens: fleetpulse init), or correct the keys; docs/security.md#secrets"
         return Check("secrets", "warn", "; ".join(absent), meaning, fix)
+    if old := list_old_copies(config):
+        return Check("secrets", "warn", "; ".join(old), "the unit uses the secrets of before", "systemctl restart it")
     if hidden := private_files.find_hidden_secrets(config):
         text = f"{len(hidden)} of {len(files)} cannot be looked at by this user; run doctor as root"
         return Check("secrets", "info", text)

@@ -21,6 +21,7 @@ from pipeline.incidents.handover import format_handover
 from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso, iso
+from pipeline.runtime.regular_files import read_regular_text
 
 Rows = list[Mapping[str, Any]]
 WIDTH = 120
@@ -239,7 +240,8 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
         )
         found = [made]
     elif given.verb == "revoke":
-        found = [tokens.revoke_role_token(path, given.id, getpass.getuser(), now)]
+        elsewhere = explain_file_token(config, given.id)
+        found = [tokens.revoke_role_token(path, given.id, getpass.getuser(), now, elsewhere)]
     else:
         found = tokens.load_role_tokens(path)
     rows: Rows = [
@@ -255,6 +257,24 @@ def run_token(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence
         for token in found
     ]
     return rows, TOKENS, text
+
+
+def explain_file_token(config: Config, name: str) -> str:
+    """Returns where the token of a user of [api] token_file is ended; empty if it has none of that name, or this user
+    may not read it."""
+    path = config.api.token_file
+    if path is None:
+        return ""
+    try:
+        known = any(line.partition(":")[0].strip() == name for line in read_regular_text(path).splitlines())
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return (
+        f"is a line of [api] token_file = '{path}', not a token of fleetpulse token; replace or remove that line, then "
+        "reload the pipeline (of a unit: systemctl restart fleetpulse-pipeline fleetpulse-dashboard, which have copies)"
+        if known
+        else ""
+    )
 
 
 def explain_token(config: Config, made: Mapping[str, Any]) -> list[str]:

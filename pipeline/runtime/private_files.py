@@ -67,13 +67,19 @@ def list_secret_files(config: Config) -> dict[str, Path]:
     Also what drop-ins of our units hand out by LoadCredential=, as its key may be set by the unit alone. Of a file that
     is encrypted (LoadCredentialEncrypted=) the copy: only that has the secret.
     """
-    found: dict[str, Path] = {}
-    sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    _find_secrets("", sections, found)
+    found = list_named_secrets(config)
     sources = {copy: copy if out.encrypted else out.file for copy, out in list_handed_out().items()}
     found = {key: sources.get(path, path) for key, path in found.items()}
     others = {path: copy.name for copy, path in sources.items() if path not in found.values() and os.path.exists(path)}
     return found | {f"LoadCredential={name}": path for path, name in others.items()}
+
+
+def list_named_secrets(config: Config) -> dict[str, Path]:
+    """Returns configuration key -> file with a secret, as the key names it: of a unit's copy, the copy."""
+    found: dict[str, Path] = {}
+    sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    _find_secrets("", sections, found)
+    return found
 
 
 def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:

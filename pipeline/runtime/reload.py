@@ -2,7 +2,9 @@
 
 Nothing is lost: it is the stop and start of `systemctl restart`, which keep all state, without a new process, and only
 after the configuration was found valid and the change is recorded: in the audit, by an agent as an event. The new
-start gets the text that was checked; files that have changed since are its first reload.
+start gets the text that was checked; files that have changed since are its first reload. A secret file that the
+configuration names and that has a new content is a change, as a start reads it anew; of a unit's copy, which systemd
+makes at a restart alone, the log says so.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pipeline.config.addresses import hide_in_text
 from pipeline.config.changes import list_changes
 from pipeline.config.sections import Config
 from pipeline.model.errors import FleetpulseError
+from pipeline.runtime.secret_contents import list_new_contents, list_old_copies, read_digests
 
 AGAIN = -1
 """Result of a service that was asked to start again: no exit code of a process."""
@@ -50,6 +53,7 @@ class Reload:
     ) -> None:
         self._service, self._config, self._load, self._fixed = service, config, load, fixed
         self._record, self._log = record, log
+        self._secrets = read_digests(config)
         kept = accepted.take_texts(os.environ)  # by the start before this one
         self._asked = kept is not None and files.have_changed(kept, os.environ)
         self.accepted = False
@@ -76,10 +80,14 @@ class Reload:
     def _check(self) -> bool:
         """Returns whether a new start is due, which is then recorded."""
         try:
-            changed = list_changes(self._config, self._load(), self._fixed, self._service)
+            fresh = self._load()
+            changed = list_changes(self._config, fresh, self._fixed, self._service)
+            changed += list_new_contents(self._secrets, read_digests(fresh))
         except Exception as error:  # noqa: BLE001 - whatever a check raises, the service goes on
             self._refuse(error)
             return False
+        for old in list_old_copies(fresh):
+            self._log(f"not reloaded: {old}")
         if not changed:
             self._log("configuration reloaded: nothing changed")
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from pipeline.commands import doctor, notify, setup_receiver, support
 from pipeline.commands.setup_files import PreparedFiles
 from pipeline.config.receivers import Slack
 from pipeline.config.sections import Config, load_config
-from pipeline.runtime import credentials, private_files
+from pipeline.runtime import credentials, private_files, secret_contents
+from pipeline.runtime.reload import Reload
 
 UNIT = Path(__file__).parents[2] / "deploy/systemd/fleetpulse-executor.service"
 ADDRESS = "https://hooks.slack.com/services/T0/B0/KEYOFTHEPATH"
@@ -54,6 +57,28 @@ def test_a_secret_that_a_running_unit_lacks_needs_a_restart(etc: Path, secret: P
     (etc / "run/fleetpulse-pipeline.service").mkdir(parents=True)
     (check,) = notify.check_receivers(config_of(etc))
     assert (check.state, check.fix) == ("fail", "systemctl restart fleetpulse-pipeline")
+
+
+def test_a_copy_older_than_its_file_needs_a_restart(etc: Path, secret: Path) -> None:
+    config = config_of(etc)
+    copy = setup_receiver.find_copy(secret)
+    copy.parent.mkdir(parents=True)
+    copy.write_text(secret.read_text())
+    assert secret_contents.list_old_copies(config) == []
+    os.utime(copy, (1, 1))
+    said = f"{secret} changed, and fleetpulse-pipeline.service has a copy of before; run: systemctl restart"
+    (found,) = secret_contents.list_old_copies(config)
+    assert said in found
+    check = doctor.secrets(config)
+    assert check.state == "warn"
+    assert said in check.found
+    log: list[str] = []
+    before = signal.getsignal(signal.SIGHUP)
+    hangup = Reload("pipeline", config, lambda: config, (), lambda *_: None, log.append)
+    signal.raise_signal(signal.SIGHUP)
+    assert not hangup.poll()
+    signal.signal(signal.SIGHUP, before)
+    assert log == [f"not reloaded: {found}", "configuration reloaded: nothing changed"]
 
 
 def test_without_its_drop_in_as_after_a_restore_of_etc_fleetpulse_it_says_what_is_missing(etc: Path) -> None:

@@ -57,6 +57,25 @@ def test_a_declared_error_is_one_line() -> None:
     assert reload_once(load) == ([("refused", "[api] port = 1: taken")], [f"{NOT_RELOADED}[api] port = 1: taken"])
 
 
+@pytest.mark.parametrize("later", [b"operator:another-token-of-it\n", None, b"\xff"])
+def test_a_secret_file_with_a_new_content_is_a_change_and_recorded_without_what_it_contains(
+    later: bytes | None, tmp_path: Path
+) -> None:
+    file, tokens = tmp_path / "fleetpulse.toml", tmp_path / "tokens"
+    file.write_text(f"[api]\ntoken_file = '{tokens}'\n")
+    tokens.write_bytes(b"operator:a-token-of-24-letters\n")
+    records: Records = []
+    load = lambda: load_config(file)  # noqa: E731 - as the services give it
+    hangup = Reload("pipeline", load(), load, (), lambda *record: records.append(record), lambda _: None)
+    signal.raise_signal(signal.SIGHUP)
+    assert not hangup.poll()
+    tokens.unlink() if later is None else tokens.write_bytes(later)
+    signal.raise_signal(signal.SIGHUP)
+    assert hangup.poll()
+    accepted.take_texts(os.environ)
+    assert records == [("done", f"api.token_file: {tokens} has a new content")]
+
+
 def accept_reload(folder: Path, first: str, second: str) -> Path:
     """Returns the file of a configuration of which a reload from `first` to `second` was accepted."""
     file = folder / "fleetpulse.toml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+import fleetpulse
 from pipeline.api import tokens
 from pipeline.api.people_routes import Audit, Handover, Silence, Silences
 from pipeline.api.server import create_app
@@ -218,6 +219,16 @@ def test_a_flood_of_attempts_without_a_right_does_not_fill_the_audit(site, guard
         assert call("POST", "/silences", {}, bearer="fp_wrong-wrong-wrong").status_code == 401
     assert site.database.connection.execute("SELECT count(*) FROM audit").fetchone() == (60,)
     assert check_chain(site.database.connection) is None
+
+
+def test_revoke_of_a_user_of_the_token_file_says_where_that_token_is(tmp_path, capsys):
+    file, users = tmp_path / "fleetpulse.toml", tmp_path / "tokens"
+    users.write_text("# people\noperator:a-token-of-24-letters\n")
+    file.write_text(f"[store]\npath = '{tmp_path / 's.duckdb'}'\n[api]\ntoken_file = '{users}'\n")
+    assert fleetpulse.main(["token", "revoke", "operator", "--config", str(file)]) == 2
+    assert f"token operator: is a line of [api] token_file = '{users}'" in capsys.readouterr().err
+    assert fleetpulse.main(["token", "revoke", "people", "--config", str(file)]) == 2
+    assert "token people: no such token" in capsys.readouterr().err
 
 
 def test_a_revoked_or_expired_token_is_refused_at_once_and_the_file_has_no_token(site, guarded, tmp_path):
