@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     from pipeline.model.errors import ConfigError, FleetpulseError
+    from pipeline.runtime.state_home import set_state_home
 
     try:
         set_state_home()
@@ -57,6 +58,11 @@ def _run(given: argparse.Namespace) -> int:
     except FleetpulseError as error:
         print(f"fleetpulse: {_hide_addresses(error) if isinstance(error, ConfigError) else error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        from pipeline.commands.installed import explain_missing
+
+        print(f"fleetpulse {given.command}: {explain_missing(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 0 if given.command in SERVICES else 130
     except BrokenPipeError:  # the reader of stdout has ended, as in `fleetpulse signals | head`
@@ -78,18 +84,6 @@ def _limit_blas_threads() -> None:
     import os
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def set_state_home() -> None:
-    """Sets XDG_STATE_HOME for a user without a home, as a dynamic user of systemd on a host without libnss-systemd or a
-    number in a container, so that state is in the unit's StateDirectory or a folder `fleetpulse` below it."""
-    import os
-
-    if os.environ.get("XDG_STATE_HOME") or not os.path.expanduser("~").startswith("~"):
-        return
-    folder = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or "/var/lib/fleetpulse"
-    parent, _, name = folder.rstrip("/").rpartition("/")
-    os.environ["XDG_STATE_HOME"] = (parent or "/") if name == "fleetpulse" else folder
 
 
 def _set_private_umask() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pwd
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import fleetpulse
 from pipeline.commands import doctor
 from pipeline.commands.next_steps import suggest_next
 from pipeline.config.sections import Api, Config, Spool, load_config, state_directory
 from pipeline.model.errors import Unreachable
 from pipeline.runtime import systemd
+from pipeline.runtime.state_home import set_state_home
 from tests.daemons import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +117,28 @@ def test_a_user_without_a_home_keeps_state_where_its_unit_says(monkeypatch: pyte
         monkeypatch.setenv("XDG_STATE_HOME", "")
         if given:
             monkeypatch.setenv("STATE_DIRECTORY", given)
-        fleetpulse.set_state_home()
+        set_state_home()
         assert state_directory() == Path(found)
     assert load_config(None, {}).spool.directory == Path("/var/lib/one/fleetpulse/spool")
+
+
+ON_A_NODE = """import sys
+for module in ("duckdb", "numba", "pyarrow", "fastapi", "uvicorn", "jinja2", "yaml", "streamlit", "altair"):
+    sys.modules[module] = None
+import fleetpulse
+for words in map(str.split, sys.argv[1:]):
+    print(words[0], fleetpulse.main(words))
+"""
+OF_A_SERVER = (
+    *("sql SELECT", "pipeline", "dashboard", "incidents", "audit", "executor"),
+    *("token list", "node list", "backup x", "restore x", "detectors list"),
+)
+
+
+def test_commands_of_a_server_say_so_on_a_node(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    words = [sys.executable, "-c", ON_A_NODE, *OF_A_SERVER]
+    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [f"{command.split()[0]} 2" for command in OF_A_SERVER]
+    assert "fleetpulse sql: needs duckdb, which only a server has: run it there" in done.stderr
+    assert "Traceback" not in done.stderr
