@@ -19,21 +19,20 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
 from pipeline.commands.arguments import read_version
-from pipeline.commands.support_salvage import Salvage, salvage_config
-from pipeline.config.addresses import HIDDEN, hide_addresses, hide_in_text
+from pipeline.commands.support_salvage import salvage_config
+from pipeline.commands.support_secrets import find_secrets, hide
+from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import flatten
 from pipeline.config.files import DROP_INS, list_files, read_table
 from pipeline.config.sections import Config, load_config
 from pipeline.config.toml_text import write_toml
 from pipeline.http import client
 from pipeline.model.errors import ConfigError, FleetpulseError, UsageError
-from pipeline.runtime.private_files import list_secret_files
 
 UNITS = ("agent", "gateway", "pipeline", "dashboard", "executor")
 LOG_LINES, LOG_S = "2000", 60.0
@@ -41,8 +40,6 @@ LOG_LINES, LOG_S = "2000", 60.0
 MAX_STATUS = 1 << 20
 """Bytes of a status file that are read. Chosen: an agent's has a few KiB."""
 ANSWERS = {"readyz": "/readyz", "detectors": "/api/v1/detectors", "quality": "/api/v1/quality"}
-MIN_SECRET = 6
-"""Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
 
 
 def write_with_any(given: str | None, target: Path, doctor: str) -> tuple[list[str], str]:
@@ -206,51 +203,3 @@ def ask(config: Config, route: str) -> str:
         return json.dumps(client.get(config, route, 10.0)[1], indent=1)
     except FleetpulseError as error:
         return f"no answer: {error}\n"
-
-
-def find_secrets(config: Config, salvage: Salvage | None = None) -> list[str]:
-    """Returns what the files of secrets contain, as text and as JSON and addresses write it; the longest first.
-
-    Of each line: all of it, what follows a colon, and the words of that (`Authorization: Bearer TOKEN`). Of addresses
-    in the configuration: the password. salvage: more of both, of a configuration that is wrong.
-    """
-    found = {part for _, value in flatten(config) for part in _find_passwords(value)}
-    files = {*list_secret_files(config).values(), *_list_node_keys(config.kafka.node_keys)}
-    if salvage is not None:
-        found |= {*salvage.secrets, *(part for text in salvage.addresses for part in _find_passwords(text))}
-        files |= {*salvage.files}
-    for path in files:
-        try:
-            lines = path.read_text(errors="replace").splitlines() if path.is_file() else ()
-        except OSError:
-            continue
-        for line in lines:
-            value = line.partition(":")[2].strip()
-            found |= {line.strip(), value, *value.split()}
-    written = {form for text in found for form in (text, json.dumps(text)[1:-1], quote(text, safe=""))}
-    return sorted((text for text in written if len(text) >= MIN_SECRET), key=len, reverse=True)
-
-
-def _list_node_keys(folder: Path | None) -> list[Path]:
-    """Returns the files with the keys that sign messages of nodes."""
-    try:
-        return sorted(folder.glob("*.key")) if folder is not None else []
-    except OSError:  # this user may not look into it, so nothing in the archive was read from there
-        return []
-
-
-def _find_passwords(value: Any) -> Iterator[str]:
-    """Yields what stands between the scheme and the last @ of an address, after its first colon if it has one."""
-    if isinstance(value, (list, Mapping)):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _find_passwords(one)
-    elif isinstance(value, str) and "://" in value and "@" in value:
-        name, _, password = value.partition("://")[2].rpartition("@")[0].partition(":")
-        yield from (password or name, unquote(password or name))
-
-
-def hide(text: str, secrets: list[str]) -> str:
-    """Returns the text without secrets, and addresses without user, path and query, in which services have keys."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return hide_in_text(text)

@@ -16,7 +16,7 @@ from pipeline.config.layers import PREFIX
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import FleetpulseError
-from pipeline.runtime.private_files import SECRET_KEYS
+from pipeline.runtime.private_files import CERTIFICATE_KEYS, SECRET_KEYS
 
 _LINE = re.compile(r"""^\s*["']?([\w.-]+)["']?\s*=\s*(\S.*)$""", re.MULTILINE)
 _TEXT = re.compile(r""""([^"\n]*)"|'([^'\n]*)'""")
@@ -52,7 +52,7 @@ def salvage_config(given: str | None, environ: Mapping[str, str]) -> Salvage:
         config = build_section(Config, {**_keep_right(merged), "source": source}, source)
     except FleetpulseError:  # sections that contradict each other
         config = Config(source=source)
-    files = [Path(text).expanduser() for key, text in pairs if key in SECRET_KEYS and text]
+    files = [Path(text).expanduser() for key, text in pairs if key in (*SECRET_KEYS, *CERTIFICATE_KEYS) and text]
     secrets = [text for key, text in pairs if _SECRET_NAME.search(key) and not key.endswith("_file")]
     return Salvage(config, tuple(secrets), tuple(files), tuple(text for _, text in pairs if "://" in text))
 

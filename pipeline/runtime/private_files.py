@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.runtime.credentials import explain_missing, is_copy, list_handed_out
+from pipeline.runtime.regular_files import read_regular
 
 if TYPE_CHECKING:
     from pipeline.config.sections import Config
@@ -23,9 +24,13 @@ FOLDER, FILE = 0o700, 0o600
 SECRET_KEYS = (
     *("token_file", "password_file", "key_file", "headers_file", "keytab_file"),
     *("url_file", "urls_file", "routing_key_file", "signing_secret_file", "webhook_secret_file"),
-    *("secret_file", "client_secret_file", "cookie_secret_file"),
+    *("secret_file", "client_secret_file", "cookie_secret_file", "kubeconfig"),
 )
 """Configuration keys, in any section, of files with a secret."""
+CERTIFICATE_KEYS = ("certificate_file", "ca_file", "token_ca_file")
+"""Those of files with certificates, which are public; such a file is secret if a private key is in it too."""
+PRIVATE_KEY = "PRIVATE KEY-----"
+"""What is in the first and the last line of each private key in PEM."""
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 """Variable that the kubelet sets in every container."""
 _OTHERS, _WRITABLE = 0o077, 0o022
@@ -89,9 +94,19 @@ def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:
         value = {str(i): one for i, one in enumerate(value)}
     for key, below in value.items() if isinstance(value, Mapping) else ():
         name = f"{where}.{key}" if where else str(key)
-        if key in SECRET_KEYS and below:
+        if below and (key in SECRET_KEYS or (key in CERTIFICATE_KEYS and _may_have_key(Path(below).expanduser()))):
             found[name] = Path(below).expanduser()
         _find_secrets(name, below, found)
+
+
+def _may_have_key(path: Path) -> bool:
+    """Returns whether a private key is in a file, or whether there is a file that this user may not read."""
+    try:
+        return PRIVATE_KEY.encode() in read_regular(path)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def list_open_secrets(config: Config) -> list[tuple[str, Path, int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands import doctor, notify, setup_receiver, support
+from pipeline.commands import doctor, notify, setup_receiver, support_secrets
 from pipeline.commands.setup_files import PreparedFiles
 from pipeline.config.receivers import Slack
 from pipeline.config.sections import Config, load_config
@@ -107,7 +107,7 @@ def test_the_file_of_a_copy_is_what_doctor_looks_at_and_support_hides(etc: Path,
     config = config_of(etc)
     assert set(private_files.list_secret_files(config).values()) == {secret, other}
     assert doctor.secrets(config).state == "ok"
-    assert {ADDRESS, "password-of-kafka"} <= set(support.find_secrets(config))
+    assert {ADDRESS, "password-of-kafka"} <= set(support_secrets.find_secrets(config))
     for file in (secret, other):
         file.chmod(0o644)
         check = doctor.secrets(config)
@@ -124,7 +124,7 @@ def test_the_token_of_the_executor_is_known_by_the_unit_of_its_package(etc: Path
     unit.write_text(UNIT.read_text().replace("/etc/fleetpulse", str(etc)))
     config = load_config(None, {})
     assert (doctor.secrets(config).state, doctor.secrets(config).fix) == ("warn", f"chmod 600 {token}")
-    assert "fp_token-of-executor" in support.find_secrets(config)
+    assert "fp_token-of-executor" in support_secrets.find_secrets(config)
     changed = etc / "systemd/system/fleetpulse-executor.service"
     changed.parent.mkdir(parents=True)
     changed.write_text("[Service]\nLoadCredential = token:/etc/other\n")
@@ -167,7 +167,7 @@ def test_of_an_encrypted_secret_the_copy_is_checked_and_hidden_not_the_file_that
     copy.write_text(f"{ADDRESS}\n")
     copy.chmod(0o400)
     assert doctor.secrets(config).state == "ok"
-    assert ADDRESS in support.find_secrets(config)
+    assert ADDRESS in support_secrets.find_secrets(config)
     file.unlink()
     assert doctor.secrets(config).found == f"notify.slack.0.url_file = '{file}' does not exist"
 

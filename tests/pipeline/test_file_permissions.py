@@ -18,14 +18,15 @@ from agents.node.health.report import FILE_MODE
 from agents.node.spool.spool import Spool
 from pipeline import config as config_folder
 from pipeline.commands import doctor
-from pipeline.config.sections import Api, Config, Kafka, Store
+from pipeline.config.acts import Acts, KubernetesAccess
+from pipeline.config.sections import Api, Config, Gateway, Kafka, Store
 from pipeline.config.sections import Spool as SpoolSection
 from pipeline.model.records import TELEMETRY
 from pipeline.runtime import private_files
 from pipeline.transport import segments
 
 ROOT = Path(__file__).parents[2]
-NOT_SECRET = {"advice_file", "token_ca_file", "ca_file", "certificate_file", "status_file"}
+NOT_SECRET = {"advice_file", "status_file"}
 
 
 @pytest.fixture
@@ -180,4 +181,22 @@ def test_every_key_that_names_a_file_is_listed_as_secret_or_not() -> None:
     types = [t for module in modules for t in vars(module).values() if isinstance(t, type)]
     sections = [t for t in types if dataclasses.is_dataclass(t)]
     named = {f.name for section in sections for f in dataclasses.fields(section) if f.name.endswith("_file")}
-    assert named - NOT_SECRET - set(private_files.SECRET_KEYS) == set()
+    assert named - NOT_SECRET - set(private_files.SECRET_KEYS) - set(private_files.CERTIFICATE_KEYS) == set()
+
+
+def test_a_kubeconfig_and_a_certificate_file_with_its_key_are_secret_and_a_certificate_is_not(tmp_path: Path) -> None:
+    cluster, chain, public = tmp_path / "kubeconfig", tmp_path / "chain.pem", tmp_path / "public.pem"
+    cluster.write_text("kind: Config\n")
+    public.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+    chain.write_text(public.read_text() + "-----BEGIN EC PRIVATE KEY-----\nMHcC\n-----END EC PRIVATE KEY-----\n")
+    for path in (cluster, chain, public):
+        path.chmod(0o644)
+    config = config_of(
+        tmp_path,
+        acts=Acts(kubernetes=KubernetesAccess(kubeconfig=cluster)),
+        gateway=Gateway(certificate_file=chain),
+        kafka=Kafka(certificate_file=public, ca_file=tmp_path / "gone"),
+    )
+    assert set(private_files.list_secret_files(config).values()) == {cluster, chain}
+    check = doctor.secrets(config)
+    assert (check.state, check.fix) == ("warn", f"chmod 600 {chain} {cluster}")

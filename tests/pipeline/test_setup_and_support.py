@@ -21,7 +21,8 @@ from pipeline.commands.checks import Check
 from pipeline.commands.configuration import show_config
 from pipeline.commands.next_steps import suggest_next, wait_until_sound
 from pipeline.commands.setup import run_setup
-from pipeline.commands.support import collect, find_secrets, hide, write_support
+from pipeline.commands.support import collect, write_support
+from pipeline.commands.support_secrets import find_secrets, hide
 from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses, hide_in_text
 from pipeline.config.sections import Config, load_config
 from pipeline.model.errors import ConfigError, Refused, UsageError

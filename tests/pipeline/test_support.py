@@ -124,6 +124,46 @@ def test_a_file_that_went_meanwhile_is_a_line_in_the_archive(site: Config, tmp_p
     assert "cannot be read: No such file" in read(site, tmp_path / "a.tar.gz")["files/conf.d/60-gone.toml"]
 
 
+KUBECONFIG = """kind: Config
+clusters:
+- name: default
+  cluster: { server: "https://10.0.0.1:6443" }
+users:
+- name: default
+  user:
+    client-certificate-data: cHVibGljIHBhcnQgb2YgaXQ=
+    client-key-data: "a2V5IG9mIHRoZSBjbHVzdGVy"
+    token: token-of-the-cluster
+    password: |-
+      QWVyeWxvbmdmb2xkZWRwYXNzd29yZGluYmFzZTY0MTIzNDU2Nzg5MA==
+"""
+CHAIN = """-----BEGIN CERTIFICATE-----
+cHVibGljCg==public
+-----END CERTIFICATE-----
+-----BEGIN PRIVATE KEY-----
+bGluZS1vbmU=line-one
+bGluZS10d28=line-two
+-----END PRIVATE KEY-----
+"""
+
+
+def test_of_a_kubeconfig_and_a_chain_with_its_key_what_logs_in_is_hidden_and_nothing_else(
+    site: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("kubeconfig", KUBECONFIG), ("chain.pem", CHAIN)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "log").write_text(KUBECONFIG + CHAIN)
+    put_journalctl(tmp_path, monkeypatch, f"cat {tmp_path}/log")
+    with (tmp_path / "fleetpulse.toml").open("a") as file:
+        keys = f"[acts.kubernetes]\nkubeconfig = '{tmp_path}/kubeconfig'\n"
+        file.write(f"{keys}[gateway]\ncertificate_file = '{tmp_path}/chain.pem'\n")
+    logged = read(load_config(tmp_path / "fleetpulse.toml", {}), tmp_path / "s.tar.gz")["log/pipeline.txt"]
+    for secret in ("a2V5IG9m", "token-of-the-cluster", "QWVyeWxv", "line-one", "line-two"):
+        assert secret not in logged
+    for public in ("name: default", "cHVibGljCg==public", "cHVibGljIHBhcnQ", "10.0.0.1:6443", "-----BEGIN PRIVATE"):
+        assert public in logged
+
+
 def test_toml_that_is_written_is_read_as_the_same_values() -> None:
     text = (
         'top = "a\\u007f\\n\\"é😀"\nnone = []\n"a b" = [1, -2.5, inf, true, 2026-11-29, 10:00:00]\n[empty]\n'

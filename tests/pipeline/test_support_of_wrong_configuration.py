@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.support import find_secrets, write_with_any
+from pipeline.commands.support import write_with_any
+from pipeline.commands.support_secrets import find_secrets
 from pipeline.config.sections import load_config
 from pipeline.model.errors import ConfigError, UsageError
 
