@@ -6,6 +6,7 @@ Every part comes from the API; a part that cannot be read says why, so that a re
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,16 +23,18 @@ from dashboards.report.picture import draw_picture
 from dashboards.words import NODE_STATE, SEVERITY, STATE, age, amount, percent, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.errors import FleetpulseError
-from pipeline.model.records import SECOND, from_iso, iso
+from pipeline.model.records import SECOND, Severity, from_iso, iso
 
 Read = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 """Returns the answer of `GET /api/v1/{path}` with a query. Raises FleetpulseError."""
 MAX_DETAILED = 10
-"""Incidents with impact and recommended action; the others are one line each. Chosen: four pages of A4."""
+"""Incidents with impact and recommended action, and all critical ones; the others are one line each. Chosen: four pages
+of A4."""
 MAX_JOBS = 10
 """Jobs of an incident that are named; more are counted. Chosen."""
 MAX_LINES = 100
 """Lines of one table. Chosen."""
+_ORDER: Mapping[Severity, int] = {"page": 0, "ticket": 1, "watch": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +118,25 @@ def _incidents(read: Read, parts: MapParts, now: int) -> str:
     except FleetpulseError as error:
         return _missing("Unresolved incidents", error)
     own = {identity for ids in parts.found.incident_sets for identity in ids}
-    order = {"page": 0, "ticket": 1, "watch": 2}
     rows = [r for r in rows if r["resolved"] is None and (not parts.found.within or r["id"] in own)]
-    rows.sort(key=lambda r: (order.get(r["severity"], 3), r["opened"]))
+    rows.sort(key=lambda r: str(r["opened"]), reverse=True)
+    rows.sort(key=lambda r: _ORDER.get(r["severity"], len(_ORDER)))
     lines = [_incident_line(row, now) for row in rows[:MAX_LINES]]
     head = ("Severity", "Incident", "Cause", "For", "State", "Confidence")
-    details = "".join(_impact(read, row, now) for row in rows[:MAX_DETAILED])
+    critical = sum(row["severity"] == "page" for row in rows)
+    detailed = min(max(MAX_DETAILED, critical), MAX_LINES)
+    details = "".join(_impact(read, row, now) for row in rows[:detailed]) + _without_detail(rows[detailed:])
     return (
         f"<h2>Unresolved incidents ({len(rows):,})</h2>{table(head, lines, 'None.')}"
         f"{_more(len(rows))}{f'<h2>Impact and recommended action</h2>{details}' if details else ''}"
     )
+
+
+def _without_detail(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns how many incidents have no impact and action here, by severity; empty without any."""
+    counts = Counter(str(row["severity"]) for row in rows)
+    shown = [f"{counts[severity]:,} {SEVERITY[severity]}" for severity in _ORDER if counts[severity]]
+    return f"<p>and {len(rows):,} more, not detailed here: {', '.join(shown)}.</p>" if rows else ""
 
 
 def _incident_line(row: Mapping[str, Any], now: int) -> tuple[str, ...]:
@@ -211,7 +223,8 @@ def _receivers(read: Read) -> str:
     ]
     head = ("Receiver", "State", "Last answer", "Last delivered", "Waiting", "Dead")
     rows = [tuple(map(str, line)) for line in lines]
-    return f"<h2>Delivery of alerts</h2>{table(head, rows, 'No receiver is configured: no one is paged.')}"
+    none = "No receiver is configured: no one is paged."
+    return f"<h2>Delivery of alerts</h2>{table(head, rows, none)}{_more(len(found))}"
 
 
 def _missing(name: str, error: Exception) -> str:

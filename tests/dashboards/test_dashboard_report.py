@@ -18,7 +18,8 @@ from dashboards.report.document import MapParts, map_picture, write_report
 from pipeline.config.sections import Api as ApiSection
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
-from tests.dashboards.conftest import NOW, map_tables
+from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import NOW, incident_table, map_tables
 from tests.dashboards.quality_tables import receivers_table
 
 
@@ -79,6 +80,25 @@ def test_a_report_has_the_impact_and_the_advice_of_the_incident_page(api: Any) -
         "<td>https://wiki.example/fans</td>",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("pages", "tickets", "detailed", "left"), [(0, 10, 10, ""), (3, 40, 10, "33 WARNING"), (13, 9, 13, "9 WARNING")]
+)
+def test_a_report_details_all_criticals_the_newest_first_and_counts_the_rest(
+    api: Any, pages: int, tickets: int, detailed: int, left: str
+) -> None:
+    del api.incidents["A1"]
+    kinds = ["page"] * pages + ["ticket"] * tickets
+    for i, severity in enumerate(kinds):
+        opened = iso(NOW - (100 - i) * SECOND)
+        api.incidents[f"T{i}"] = incident_table(f"T{i}", severity=severity, opened=opened, summary=f"Fault {i}")
+    text = report(api)
+    details = text.partition("<h2>Impact and recommended action</h2>")[2].partition("<h2>")[0]
+    newest = [*range(pages - 1, -1, -1), *range(pages + tickets - 1, pages - 1, -1)]
+    assert re.findall(r"<h3>Fault (\d+)</h3>", details) == [str(i) for i in newest[:detailed]]
+    assert ("more, not detailed here" in details) == bool(left)
+    assert f"and {len(kinds) - detailed} more, not detailed here: {left}." in details or not left
 
 
 def test_a_report_names_receivers_with_what_waits_and_what_is_dead(api: Any) -> None:
