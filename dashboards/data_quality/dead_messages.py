@@ -16,7 +16,7 @@ from dashboards import snapshot
 from dashboards.acting import Outcome
 from dashboards.client import ApiError
 from dashboards.data_quality.answers import Destination
-from dashboards.views.form_popover import close_popover, draw_popover
+from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
 from dashboards.words import amount
 
 PATH = "notifications/replay"
@@ -42,6 +42,7 @@ def _draw_button(dead: Sequence[Destination]) -> None:
                 st.html(_explain(one))
                 label = f"Send {amount(one.dead, 'message', 'messages')} again"
                 st.button(label, key=f"dead-{number}", type="primary", on_click=send_again, args=(one.receiver,))
+            draw_failure(_POPOVER)
 
 
 def _explain(one: Destination) -> str:
@@ -62,7 +63,8 @@ def send_again(receiver: str) -> None:
         sent = snapshot.send(_parse_count, PATH, {"receiver": receiver})
     except ApiError as error:
         text = error.describe("Nothing was sent again.")
-        st.session_state[_RESULT] = Outcome("critical", text, False)
+        st.session_state.pop(_RESULT, None)
+        keep_failure(_POPOVER, Outcome("critical", text, False))
         return
     verb = "is" if sent == 1 else "are"
     text = f"{amount(sent, 'message', 'messages')} to {receiver} {verb} sent again."

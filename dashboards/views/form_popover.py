@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from dashboards import identity
+from dashboards import identity, markup
+from dashboards.acting import Outcome
 
 _CLOSED = "fleetpulse.popovers_closed"
 _DRAWN = "fleetpulse.popovers_drawn"
+_FAILED = "fleetpulse.popover_failed"
 
 
 def draw_popover(row: Any, label: str, name: str, primary: bool = False, path: str = "") -> Any:
@@ -34,6 +36,19 @@ def close_popover(name: str) -> None:
     """Closes the popover from the next run on."""
     closed = st.session_state.setdefault(_CLOSED, {})
     closed[name] = closed.get(name, 0) + 1
+
+
+def keep_failure(name: str, outcome: Outcome) -> None:
+    """Keeps why the form of a popover changed nothing: `draw_failure` shows it in the form while it is open. What is
+    below an open popover is not seen on a phone."""
+    st.session_state[_FAILED] = (widget_key(name), outcome)
+
+
+def draw_failure(name: str) -> None:
+    """Draws why the last use of this form changed nothing."""
+    key, outcome = st.session_state.get(_FAILED, ("", None))
+    if outcome is not None and key == widget_key(name):
+        st.html(markup.notice(outcome.text, outcome.tone))
 
 
 def is_open(name: str) -> bool:

@@ -15,7 +15,7 @@ from dashboards.links import Link, as_markup
 from dashboards.list_query import GROUPS, PER_PAGE, SHOWN, SORTS, ListQuery, parse_query
 from dashboards.people_answers import IncidentPage, parse_incident_page
 from dashboards.views import fleet, parts, silencing
-from dashboards.views.form_popover import close_popover, draw_popover
+from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
 from dashboards.views.parts import statement, unknown_since
 from dashboards.words import amount, plain
 from pipeline.model.entity_names import entity_name
@@ -255,6 +255,7 @@ def _assign_form(chosen: Sequence[About]) -> None:
     who = identity.current()
     own = "" if isinstance(who, identity.Stranger) else who.name
     row.button("Assign to me", key="bulk-assign-me", disabled=none, on_click=_assign, args=(chosen, own))
+    draw_failure("bulk-assign")
 
 
 def _assign(chosen: Sequence[About], to: str | None = None) -> None:
@@ -263,6 +264,8 @@ def _assign(chosen: Sequence[About], to: str | None = None) -> None:
     _write_all(chosen, "assign", {"to": name, "comment": ""}, f"assigned to {name or 'no one'}")
     if st.session_state[_RESULT].done:
         close_popover("bulk-assign")
+    else:
+        keep_failure("bulk-assign", st.session_state.pop(_RESULT))
 
 
 def _acknowledge(chosen: Sequence[About], title: str = "") -> None:

@@ -6,6 +6,7 @@ Only Acknowledge has a key, because it can be undone. Resolve asks first; Reopen
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
@@ -46,8 +47,8 @@ def draw_actions(detail: IncidentDetail) -> None:
             type="primary",
             shortcut=None if is_any_open() else "A",  # it would act behind an open form
             disabled=incident.state not in ("open", "silenced"),
-            on_click=_do,
-            args=(_about(detail), "acknowledge", {"comment": ""}, "Acknowledged."),
+            on_click=_acknowledge,
+            args=(_about(detail),),
         )
     _popover(row, "Assign", "assign", detail, _assign_form)
     _popover(row, "Comment", "comment", detail, _comment_form)
@@ -89,34 +90,61 @@ def _popover(
             form(detail, key)
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What came of the last request about an incident. popover, form: where it was asked for; empty at the buttons."""
+
+    incident: str
+    outcome: Outcome
+    popover: str = ""
+    form: str = ""
+
+    @property
+    def is_in_form(self) -> bool:
+        """Whether the open form draws it: what is below an open popover is not seen."""
+        return bool(self.form) and not self.outcome.done and is_open(self.popover)
+
+
 def draw_result(incident: str) -> None:
-    """Draws the result of the last request about this incident."""
-    result = st.session_state.get(_RESULT)
-    if result and result[0] == incident:
-        st.html(markup.notice(result[2], result[1]))
+    """Draws the result of the last request about this incident, unless an open form draws it."""
+    result: _Result | None = st.session_state.get(_RESULT)
+    if result and result.incident == incident and not result.is_in_form:
+        st.html(markup.notice(result.outcome.text, result.outcome.tone))
 
 
-def keep_result(incident: str, outcome: Outcome) -> None:
-    """Keeps a result for display until the page is left."""
-    st.session_state[_RESULT] = (incident, outcome.tone, outcome.text)
+def _draw_form_result(incident: str, form: str) -> None:
+    """Draws why the last use of a form changed nothing."""
+    result: _Result | None = st.session_state.get(_RESULT)
+    if result and result.incident == incident and result.form == form and result.is_in_form:
+        st.html(markup.notice(result.outcome.text, result.outcome.tone))
 
 
-def _do(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str = "") -> None:
-    """Sends an act, keeps its result, and closes its popover if it is done."""
+def _do(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str = "", form: str = "") -> Outcome:
+    """Sends an act, keeps its result until the page is left, and closes its popover if it is done."""
     outcome = act_on_incident(*about, verb, body, done)
-    keep_result(about[0], outcome)
+    st.session_state[_RESULT] = _Result(about[0], outcome, popover, form)
     if outcome.done and popover:
         close_popover(popover)
+    return outcome
+
+
+def _acknowledge(about: About) -> None:
+    _do(about, "acknowledge", {"comment": ""}, "Acknowledged.")
+
+
+def _refuse(about: About, need: str, popover: str, form: str) -> None:
+    """Keeps what a form still needs; nothing is sent."""
+    st.session_state[_RESULT] = _Result(about[0], Outcome("degraded", need, False), popover, form)
 
 
 def _do_with(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str, text: str, need: str) -> None:
-    """As `_do`, with the text of a widget as comment. need: what to say if it is empty; empty: it may be."""
+    """As `_do`, with the text of a widget as comment, which names the form. need: what to say if it is empty; empty: it
+    may be."""
     comment = str(st.session_state.get(text) or "").strip()
     if need and not comment:
-        keep_result(about[0], Outcome("degraded", need, False))
+        _refuse(about, need, popover, text)
         return
-    _do(about, verb, {**body, "comment": comment}, done, popover)
-    if st.session_state[_RESULT][1] == "quiet":
+    if _do(about, verb, {**body, "comment": comment}, done, popover, text).done:
         st.session_state[text] = ""
 
 
@@ -127,6 +155,7 @@ def _assign_form(detail: IncidentDetail, key: str) -> None:
     row = st.container(horizontal=True)
     row.button("Assign", key=f"{key}-do", type="primary", on_click=_assign, args=(_about(detail), key))
     row.button("Assign to me", key=f"{key}-me", on_click=_assign_to_me, args=(_about(detail), key))
+    _draw_form_result(detail.incident.id, f"{key}-text")
 
 
 def _assign_to_me(about: About, key: str) -> None:
@@ -151,6 +180,7 @@ def _comment_form(detail: IncidentDetail, key: str) -> None:
         on_click=_do_with,
         args=(_about(detail), "comment", {}, "Comment added.", key, f"{key}-text", need),
     )
+    _draw_form_result(detail.incident.id, f"{key}-text")
 
 
 def _silence_form(detail: IncidentDetail, key: str) -> None:
@@ -169,6 +199,7 @@ def _resolve_form(detail: IncidentDetail, key: str) -> None:
         on_click=_do_with,
         args=(_about(detail), "resolve", {}, done, key, f"{key}-text", ""),
     )
+    _draw_form_result(detail.incident.id, f"{key}-text")
 
 
 def _reopen_form(detail: IncidentDetail, key: str) -> None:
@@ -181,6 +212,7 @@ def _reopen_form(detail: IncidentDetail, key: str) -> None:
         on_click=_do_with,
         args=(_about(detail), "reopen", {}, "Reopened.", key, f"{key}-text", "Enter a reason first."),
     )
+    _draw_form_result(detail.incident.id, f"{key}-text")
 
 
 def _feedback_form(detail: IncidentDetail, key: str) -> None:
@@ -190,29 +222,16 @@ def _feedback_form(detail: IncidentDetail, key: str) -> None:
     for verdict, label in VERDICTS.items():
         args = (_about(detail), "feedback", {"verdict": verdict}, f"Feedback: {label}.", key, f"{key}-text", "")
         row.button(label, key=f"{key}-{verdict}", on_click=_do_with, args=args)
+    _draw_form_result(detail.incident.id, f"{key}-text")
 
 
 def _more_forms(detail: IncidentDetail, key: str) -> None:
     """Draws the acts that are needed less often, each in an expander."""
     if detail.incident.state != "resolved":
         with st.expander("Acknowledge for another time"):
-            st.segmented_control("Until", list(ACKNOWLEDGE_HOURS), default="4 h", required=True, key=f"{key}-hours")
-            args = (_about(detail), key)
-            st.button("Acknowledge for that time", key=f"{key}-ack", on_click=_acknowledge_for, args=args)
+            _acknowledge_form(detail, key)
         with st.expander("Mark as normal"):
-            st.html(markup.notice(explain_not_a_fault(detail)))
-            st.text_input("Reason", key=f"{key}-why", placeholder="Why this is normal here")
-            done = "Resolved as normal. Learning detectors accept this state; others alert again after it clears once."
-            normal = (
-                _about(detail),
-                "resolve",
-                {"not_a_fault": True},
-                done,
-                key,
-                f"{key}-why",
-                "Enter a reason first.",
-            )
-            st.button("Mark as normal", key=f"{key}-normal", on_click=_do_with, args=normal)
+            _normal_form(detail, key)
         with st.expander("Mute a detector"):
             muting.draw_form(detail)
         with st.expander("Merge other incidents into this one"):
@@ -222,11 +241,28 @@ def _more_forms(detail: IncidentDetail, key: str) -> None:
             _split_form(detail, key)
 
 
+def _acknowledge_form(detail: IncidentDetail, key: str) -> None:
+    st.segmented_control("Until", list(ACKNOWLEDGE_HOURS), default="4 h", required=True, key=f"{key}-hours")
+    args = (_about(detail), key)
+    st.button("Acknowledge for that time", key=f"{key}-ack", on_click=_acknowledge_for, args=args)
+    _draw_form_result(detail.incident.id, f"{key}-hours")
+
+
+def _normal_form(detail: IncidentDetail, key: str) -> None:
+    st.html(markup.notice(explain_not_a_fault(detail)))
+    st.text_input("Reason", key=f"{key}-why", placeholder="Why this is normal here")
+    done = "Resolved as normal. Learning detectors accept this state; others alert again after it clears once."
+    need = "Enter a reason first."
+    args = (_about(detail), "resolve", {"not_a_fault": True}, done, key, f"{key}-why", need)
+    st.button("Mark as normal", key=f"{key}-normal", on_click=_do_with, args=args)
+    _draw_form_result(detail.incident.id, f"{key}-why")
+
+
 def _acknowledge_for(about: About, key: str) -> None:
     chosen = str(st.session_state.get(f"{key}-hours"))
     until = "without end" if chosen == "no end" else f"for {chosen}"
     body = {"comment": "", "hours": ACKNOWLEDGE_HOURS.get(chosen, 4.0)}
-    _do(about, "acknowledge", body, f"Acknowledged {until}.", key)
+    _do(about, "acknowledge", body, f"Acknowledged {until}.", key, f"{key}-hours")
 
 
 def _merge_form(detail: IncidentDetail, key: str) -> None:
@@ -247,6 +283,7 @@ def _merge_form(detail: IncidentDetail, key: str) -> None:
     st.text_input("Reason", key=f"{key}-merge-why", placeholder="Why they have one cause")
     args = (_about(detail), "merge", "incidents", f"{key}-merge", key)
     st.button("Merge", key=f"{key}-merge-do", on_click=_join_or_part, args=args)
+    _draw_form_result(detail.incident.id, f"{key}-merge-why")
 
 
 def _split_form(detail: IncidentDetail, key: str) -> None:
@@ -255,12 +292,13 @@ def _split_form(detail: IncidentDetail, key: str) -> None:
     st.text_input("Reason", key=f"{key}-split-why", placeholder="Why they have another cause")
     args = (_about(detail), "split", "entities", f"{key}-split", key)
     st.button("Split off", key=f"{key}-split-do", on_click=_join_or_part, args=args)
+    _draw_form_result(detail.incident.id, f"{key}-split-why")
 
 
 def _join_or_part(about: About, verb: str, name: str, field: str, popover: str) -> None:
     chosen = list(st.session_state.get(field) or [])
     if not chosen:
-        keep_result(about[0], Outcome("degraded", f"Choose at least one of the {name} first.", False))
+        _refuse(about, f"Choose at least one of the {name} first.", popover, f"{field}-why")
         return
     done = f"{len(chosen)} merged into this incident." if verb == "merge" else f"{len(chosen)} split off."
     _do_with(about, verb, {name: chosen}, done, popover, f"{field}-why", "Enter a reason first.")

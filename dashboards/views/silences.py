@@ -15,11 +15,12 @@ from dashboards.json_values import require_list
 from dashboards.links import Link, Text, incident_link
 from dashboards.people_answers import Silence, parse_silence, parse_silences
 from dashboards.views import parts, silencing
-from dashboards.views.form_popover import close_popover, draw_popover
+from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
 from dashboards.words import age, amount, clock, plain
 from pipeline.model.records import SECOND, Incident, from_iso, iso
 
 _RESULT = "fleetpulse.silences.result"
+_WINDOW = "silences-window"
 MAX_EXPIRED = 50
 """Ended silences shown, the newest. Chosen."""
 KINDS = {"silence": "Silence", "maintenance": "Maintenance", "mute": "Mute"}
@@ -93,9 +94,10 @@ def _add_forms() -> None:
     else:
         with row:
             silencing.draw_result("silences-form")
-    if window := draw_popover(row, "New maintenance window", "silences-window", path="maintenance"):
+    if window := draw_popover(row, "New maintenance window", _WINDOW, path="maintenance"):
         with window:
             _window_form()
+            draw_failure(_WINDOW)
 
 
 def _window_form() -> None:
@@ -122,18 +124,21 @@ def _add_window() -> None:
         "reason": str(state.get("window-reason") or "").strip(),
     }
     if not body["scopes"]:
-        state[_RESULT] = Outcome("degraded", "Enter at least one entity, such as rack:r12.", False)
+        keep_failure(_WINDOW, Outcome("degraded", "Enter at least one entity, such as rack:r12.", False))
         return
-    outcome = _send("maintenance", body, None, "Maintenance window added")
-    if outcome.done:
+    if _send("maintenance", body, None, "Maintenance window added", _WINDOW).done:
         state["window-scopes"], state["window-reason"] = "", ""
-        close_popover("silences-window")
 
 
 def _send(
-    path: str, body: dict[str, Any], version: int | None, done: str, method: Literal["POST", "PUT"] = "POST"
+    path: str,
+    body: dict[str, Any],
+    version: int | None,
+    done: str,
+    popover: str,
+    method: Literal["POST", "PUT"] = "POST",
 ) -> Outcome:
-    """Sends a change of a silence and keeps the result."""
+    """Sends a change of a silence, keeps the result, and closes the popover of the form if it is done."""
     try:
         made = snapshot.send(parse_silence, path, body, version, method)
         warning = f" {made.warning}." if made.warning else ""
@@ -146,7 +151,11 @@ def _send(
             f"Nothing changed. {why}" if why else error.describe("Nothing changed."),
             False,
         )
+        st.session_state.pop(_RESULT, None)
+        keep_failure(popover, outcome)
+        return outcome
     st.session_state[_RESULT] = outcome
+    close_popover(popover)
     return outcome
 
 
@@ -193,16 +202,19 @@ def _buttons(silence: Silence) -> None:
     if edit := draw_popover(st, "Edit", f"edit-{silence.id}", path=path):
         with edit:
             _edit_form(silence)
+            draw_failure(f"edit-{silence.id}")
     if extend := draw_popover(st, "Extend", f"extend-{silence.id}", path=path):
         with extend:
             for label, seconds in EXTENSIONS.items():
                 ends = iso(silence.ends + int(seconds * SECOND))
                 st.button(f"By {label}", key=f"by-{label}-{silence.id}", on_click=_extend, args=(silence, ends))
+            draw_failure(f"extend-{silence.id}")
     if end := draw_popover(st, "End", f"end-{silence.id}", path=path):
         with end:
             late = " 15 minutes from now, so that devices settle" if silence.kind == "maintenance" else " now"
             st.html(markup.notice(f"Ends it{late}. Findings that still hold are then sent."))
             st.button("End it", key=f"end-now-{silence.id}", type="primary", on_click=_expire, args=(silence,))
+            draw_failure(f"end-{silence.id}")
 
 
 def is_long(silence: Silence) -> bool:
@@ -236,21 +248,20 @@ def _edit(silence: Silence, key: str) -> None:
             from_iso(str(body[name]))
         except ValueError:
             text = f"{name}: {body[name]!r} is no time; expected one such as 2026-01-31T08:00:00Z."
-            state[_RESULT] = Outcome("degraded", text, False)
+            keep_failure(f"edit-{silence.id}", Outcome("degraded", text, False))
             return
-    if _send(f"silences/{snapshot.quoted(silence.id)}", body, silence.version, "Changed", "PUT").done:
-        close_popover(f"edit-{silence.id}")
+    path = f"silences/{snapshot.quoted(silence.id)}"
+    _send(path, body, silence.version, "Changed", f"edit-{silence.id}", "PUT")
 
 
 def _extend(silence: Silence, ends: str) -> None:
     body = {"ends": ends, "reason": silence.reason}
-    if _send(f"silences/{snapshot.quoted(silence.id)}", body, silence.version, "Extended", "PUT").done:
-        close_popover(f"extend-{silence.id}")
+    path = f"silences/{snapshot.quoted(silence.id)}"
+    _send(path, body, silence.version, "Extended", f"extend-{silence.id}", "PUT")
 
 
 def _expire(silence: Silence) -> None:
-    if _send(f"silences/{snapshot.quoted(silence.id)}/expire", {}, silence.version, "Ended").done:
-        close_popover(f"end-{silence.id}")
+    _send(f"silences/{snapshot.quoted(silence.id)}/expire", {}, silence.version, "Ended", f"end-{silence.id}")
 
 
 def _end_mute(identity: str) -> None:

@@ -23,6 +23,7 @@ from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, detector_table, incident_table, silence_table
 from tests.dashboards.test_dashboard_mutes import detectors_script
 from tests.dashboards.test_dashboard_pages import incidents_script, page, shown
+from tests.dashboards.test_dashboard_response import shown_in_popover
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -119,7 +120,7 @@ def test_a_selection_is_assigned_to_one_person_and_says_what_failed(api: Any) ->
     assert st.session_state["fleetpulse.list.result"].text == "2 incidents assigned to ann."
     api.broken["incidents/C3/assign"] = (409, b'{"detail": "it is resolved"}')
     incidents._assign([("A1", None), ("C3", None)], "")
-    said = st.session_state["fleetpulse.list.result"]
+    said = st.session_state["fleetpulse.popover_failed"][1]
     assert said.text.startswith("1 of 2 not assigned to no one. C3: It is resolved")
     assert not said.done
 
@@ -134,7 +135,7 @@ def test_a_selection_is_written_with_the_versions_that_the_list_showed(api: Any)
     api.incidents["A2"] |= {"version": 2, "history": [taken], "assignee": "bob@example.org"}
     seen = incidents.seen_versions(found.incidents, found)
     incidents._assign(seen, "ann")
-    said = st.session_state["fleetpulse.list.result"]
+    said = st.session_state["fleetpulse.popover_failed"][1]
     assert said.text.startswith("1 of 2 not assigned to ann. A2: bob@example.org assigned it")
     assert api.incidents["A2"]["assignee"] == "bob@example.org"
     assert api.incidents["A1"]["assignee"] == "ann"
@@ -177,6 +178,27 @@ def test_silences_are_listed_with_what_they_hold_back(api: Any) -> None:
     assert "1 silence in force" in text
     assert HOSTILE not in text
     assert 'href="incident?id=A1"' in text
+
+
+@pytest.mark.parametrize(
+    ("opened", "button", "said"),
+    [
+        ("silences-window", "window-add", "Enter at least one entity, such as rack:r12."),
+        ("end-s1", "end-now-s1", "Nothing changed. It has ended (HTTP 409)"),
+        ("extend-s1", "by-8 h-s1", "Nothing changed. It has ended (HTTP 409)"),
+        ("edit-s1", "edit-s1-1-save", "Nothing changed. It has ended (HTTP 409)"),
+    ],
+)
+def test_what_a_form_of_a_silence_did_not_do_is_said_in_the_form_alone(
+    api: Any, opened: str, button: str, said: str
+) -> None:
+    api.silences = [silence_table("s1")]
+    for path in ("silences/s1", "silences/s1/expire"):
+        api.broken[path] = (409, b'{"detail": "it has ended"}')
+    test = page(silences_script, opened=opened)
+    test.button(key=button).click().run()
+    assert shown(test).count(said) == 1
+    assert said in shown_in_popover(test)
 
 
 @pytest.mark.slow

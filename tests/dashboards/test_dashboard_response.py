@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboards import acting, cause_and_impact, detail_answers, identity, snapshot
 from dashboards.answers import Change, parse_detail
@@ -108,6 +110,55 @@ def test_each_form_reaches_the_api(
 ) -> None:
     act(api, opened, values, button)
     assert api.posted == [(f"incidents/A1/{path}", body)]
+
+
+def shown_in_popover(test: AppTest) -> str:
+    """Returns the markup in popovers: what is below an open one is not seen."""
+
+    def read(block: Any, inside: bool) -> Iterator[str]:
+        for child in block.children.values():
+            if inside and child.type == "html":
+                yield child.proto.body
+            if hasattr(child, "children"):
+                yield from read(child, inside or child.type == "popover")
+
+    return "\n".join(read(test.main, False))
+
+
+REASON = "Enter a reason first."
+
+
+@pytest.mark.parametrize(
+    ("opened", "state", "button", "said"),
+    [
+        ("reopen", "resolved", "do", REASON),
+        ("comment", "open", "do", "Enter a comment first."),
+        ("more", "open", "normal", REASON),
+        ("more", "open", "merge-do", "Choose at least one of the incidents first."),
+        ("more", "open", "split-do", "Choose at least one of the entities first."),
+    ],
+)
+def test_what_a_form_still_needs_is_said_in_the_form_alone(
+    api: Any, opened: str, state: str, button: str, said: str
+) -> None:
+    api.incidents["A1"]["state"] = state
+    api.incidents["C1"] = incident_table("C1")
+    test = page(incident_script, opened=f"{opened}-A1", id="A1")
+    test.button(key=f"{opened}-A1-{button}").click().run()
+    assert shown(test).count(said) == 1
+    assert said in shown_in_popover(test)
+    assert api.posted == []
+
+
+def test_an_error_of_the_api_is_said_in_the_form_and_a_result_below_the_closed_one(api: Any) -> None:
+    api.broken["incidents/A1/assign"] = (409, b'{"detail": "another user resolved it"}')
+    test = page(incident_script, opened="assign-A1", id="A1")
+    test.button(key="assign-A1-do").click().run()
+    assert "Another user resolved it (HTTP 409)" in shown_in_popover(test)
+    del api.broken["incidents/A1/assign"]
+    test.button(key="assign-A1-do").click().run()
+    assert shown_in_popover(test) == ""
+    assert "Assignee removed." in shown(test)
 
 
 @pytest.mark.slow
