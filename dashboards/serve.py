@@ -23,6 +23,7 @@ from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
 from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import FleetpulseError, Refused, UsageError
+from pipeline.model.regular_files import read_regular_text
 from pipeline.runtime import logs
 from pipeline.runtime.free_ports import check_free
 from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
@@ -205,7 +206,7 @@ def secrets(config: Config) -> dict[str, Any]:
 def _read_secret(path: Path) -> str:
     """Returns the secret in a file, without its line end. Raises UsageError."""
     try:
-        text = path.read_text().strip()
+        text = read_regular_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"[dashboard.oidc] {path}: cannot be read: {error}; expected a file with one secret"

@@ -21,6 +21,7 @@ from pipeline.api.tokens import Tokens, read_tokens
 from pipeline.config.sections import Config, Gateway
 from pipeline.model.errors import ConfigError, SpoolError
 from pipeline.model.records import OTLP, Origin
+from pipeline.model.regular_files import read_regular
 from pipeline.runtime.systemd import SystemdNotifier
 
 BEAT_S = 1.0
@@ -116,8 +117,8 @@ def read_certificate(settings: Gateway) -> tuple[bytes, bytes] | None:
             raise ConfigError("[gateway] key_file: expected certificate_file too")
         return None
     try:
-        chain = settings.certificate_file.read_bytes()
-        return (chain if settings.key_file is None else settings.key_file.read_bytes()), chain
+        chain = read_regular(settings.certificate_file)
+        return (chain if settings.key_file is None else read_regular(settings.key_file)), chain
     except OSError as error:
         raise ConfigError(f"[gateway] certificate_file, key_file: {error}") from error
 

@@ -22,6 +22,7 @@ from pipeline.config.sections import Kafka, Opentelemetry
 from pipeline.http.addresses import is_loopback_url, make_opener
 from pipeline.model.errors import ConfigError, Permanent, Retryable
 from pipeline.model.records import OTLP
+from pipeline.model.regular_files import read_regular_text
 
 MAX_BYTES = 4 << 20
 """Most bytes in the queue. Chosen: of a node with 8 GPUs about 15 requests, 2.5 minutes at the usual interval."""
@@ -198,7 +199,7 @@ def _read_headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
         return {}
     where = f"{source}: [opentelemetry] headers_file"
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in read_regular_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: {path}: cannot be read: {error}; expected lines 'Name: value'") from error
     if any(":" not in line for line in lines):

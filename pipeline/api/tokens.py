@@ -19,9 +19,9 @@ from pipeline.config.sections import Api, Gateway
 from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import SECOND, Caller
+from pipeline.model.regular_files import read_regular_text
 from pipeline.model.roles import Role
 from pipeline.runtime.private_files import give_to_owner
-from pipeline.runtime.regular_files import read_regular_text
 
 _LOG = logging.getLogger(__name__)
 

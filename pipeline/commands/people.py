@@ -21,7 +21,7 @@ from pipeline.incidents.handover import format_handover
 from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso, iso
-from pipeline.runtime.regular_files import read_regular_text
+from pipeline.model.regular_files import read_regular_text
 
 Rows = list[Mapping[str, Any]]
 WIDTH = 120

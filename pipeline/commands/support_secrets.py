@@ -13,8 +13,8 @@ from pipeline.commands.support_salvage import Salvage
 from pipeline.config.addresses import HIDDEN, hide_in_text
 from pipeline.config.changes import flatten
 from pipeline.config.sections import Config
+from pipeline.model.regular_files import read_regular
 from pipeline.runtime.private_files import list_secret_files
-from pipeline.runtime.regular_files import read_regular
 
 MIN_SECRET = 6
 """Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""

@@ -23,6 +23,7 @@ from pipeline.model.errors import (
     Unreachable,
     UsageError,
 )
+from pipeline.model.regular_files import read_regular_text
 
 WRONG_QUERY = "urn:fleetpulse:wrong-query"
 OVER_LIMIT = "urn:fleetpulse:over-limit"
@@ -167,9 +168,10 @@ PERSON = "operator"
 def read_token(path: Path) -> str:
     """Returns the token of PERSON of a file with one `name:token` per line, else the first one. Raises UsageError."""
     try:
-        lines = [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        text = read_regular_text(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; expected one name:token per line") from error
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not lines or ":" not in lines[0]:
         raise UsageError(f"{path}: contains no token; expected one name:token per line")
     chosen = next((line for line in lines if line.partition(":")[0].strip() == PERSON), lines[0])

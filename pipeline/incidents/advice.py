@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import read_regular_text
 from pipeline.model.topology import kind_of
 
 log = logging.getLogger("fleetpulse.advice")
@@ -63,7 +64,7 @@ class AdviceBook:
 def read_advice(path: Path) -> Table:
     """Returns section -> name -> key -> text. Raises ConfigError naming the file, key, found and expected value."""
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text())
+        found: dict[str, Any] = tomllib.loads(read_regular_text(path))
     except OSError as error:
         raise ConfigError(f"[incidents] advice_file = '{path}': cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

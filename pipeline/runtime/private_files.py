@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.model.regular_files import read_regular
 from pipeline.runtime.credentials import explain_missing, is_copy, list_handed_out
-from pipeline.runtime.regular_files import read_regular
 
 if TYPE_CHECKING:
     from pipeline.config.sections import Config

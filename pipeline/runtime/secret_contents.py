@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.model.regular_files import read_regular
 from pipeline.runtime.credentials import is_copy, list_handed_out
 from pipeline.runtime.private_files import list_named_secrets
-from pipeline.runtime.regular_files import read_regular
 
 if TYPE_CHECKING:
     from pipeline.config.sections import Config

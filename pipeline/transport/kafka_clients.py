@@ -18,6 +18,7 @@ from kafka.net.compat import KafkaNetClient
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import read_regular_text
 from pipeline.transport import kerberos, oauth_tokens, topics, wire
 
 RECONNECT_MS = 1000
@@ -123,7 +124,7 @@ def _oauth(kafka: Kafka) -> dict[str, Any]:
 def _read_credential(key: str, path: Path) -> None:
     """Raises ConfigError unless the file is text that can be read."""
     try:
-        path.read_text()
+        read_regular_text(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
         raise ConfigError(f"[kafka] {key} = {str(path)!r}: {why}; expected a readable file") from error

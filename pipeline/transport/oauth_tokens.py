@@ -29,6 +29,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from pipeline.config.sections import Kafka
 from pipeline.http.addresses import make_opener
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import read_regular_text
 from pipeline.transport.broker_errors import CLOCKS, BrokerProblem, classify_tls_error
 
 log = logging.getLogger("fleetpulse.kafka")
@@ -281,8 +282,7 @@ def _read_token_file(path: Path, now: float) -> Token:
 def read_secret(key: str, path: Path) -> str:
     """The text of a secret's file, without its line end. Raises ConfigError."""
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_BYTES).rstrip("\r\n")
+        text = read_regular_text(path)[:MAX_BYTES].rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
         raise ConfigError(f"[kafka] {key} = {str(path)!r}: {why}; expected a readable file") from error

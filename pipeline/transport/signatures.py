@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipeline.model.errors import ConfigError, Rejected, Retryable
 from pipeline.model.names import MAX_NAME, find_name_fault
+from pipeline.model.regular_files import check_regular
 from pipeline.transport import Message
 from pipeline.transport.segments import folder_name
 
@@ -94,7 +95,8 @@ class NodeKeys:
 def _read_keys(path: Path) -> tuple[bytes, ...]:
     """The keys in a file; () without a file. Raises ConfigError if other users may read it or a key is too short."""
     try:
-        with open(path, "rb") as opened:
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as opened:
+            check_regular(opened.fileno(), path)
             mode, text = os.fstat(opened.fileno()).st_mode, opened.read(4096)
     except FileNotFoundError:
         return ()

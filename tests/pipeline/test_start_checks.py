@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Api, Config, Incidents, Kafka, Pipeline, Store
 from pipeline.config.topology import TopologyFiles
 from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.regular_files import read_regular_text
+from pipeline.runtime.secret_contents import read_digests
 
 ADDRESS = ("127.0.0.1", 1)
 
@@ -80,3 +85,47 @@ def test_config_check_counts_tokens_with_roles_and_knows_none_where_it_cannot_lo
     check_listeners(replace(open_api, store=Store(path=tmp_path / "elsewhere" / "s.duckdb")))
     create_role_token(find_role_file(now.store.path), "ada", "viewer", 0, "test", 0)
     check_listeners(open_api)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Ends a test that reads for ever, with an error."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("still reads")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
+def test_a_file_that_never_ends_is_refused_and_not_read(now: Config, tmp_path: Path, kind: str) -> None:
+    """A reload hung for good at a pipe, and ate the memory at /dev/zero."""
+    endless = Path(kind) if kind[0] == "/" else tmp_path / kind
+    if endless.name == "fifo":
+        os.mkfifo(endless)
+    login = Kafka(security_protocol="SASL_SSL", username="a", password_file=endless)
+    changes: list[Config] = [
+        replace(now, api=Api(token_file=endless)),
+        replace(now, incidents=Incidents(advice_file=endless)),
+        replace(now, kafka=login, pipeline=Pipeline(transport="kafka")),
+        replace(now, notify=Notify(webhooks=(Webhook("w", "https://h.example/", token_file=endless),))),
+        replace(now, notify=Notify(webhooks=(Webhook("w", "https://h.example/", headers_file=endless),))),
+    ]
+    for fresh in changes:
+        with pytest.raises(UsageError, match="is no regular file, and reading it may never end"):
+            check_next_start(now, fresh, ADDRESS)
+    assert set(read_digests(changes[0]).values()) == {(endless, b"")}
+
+
+def test_a_secret_file_may_be_a_link_and_have_any_line_end(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a\r\nb\rc\n")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular_text(tmp_path / "link") == "a\nb\nc\n"
+    assert read_regular_text(Path(os.devnull)) == ""
+    with pytest.raises(IsADirectoryError):
+        read_regular_text(tmp_path)

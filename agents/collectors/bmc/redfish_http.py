@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agents.collectors.bmc.redfish_document import PREFIX, resource_path
+from pipeline.model.regular_files import read_regular_text
 
 MAX_BYTES = 8 << 20
 """Longest body of a response. Chosen: an expanded collection of 1000 outlets has 2 MiB."""
@@ -212,7 +213,7 @@ def read_password(path: Path) -> str:
             wanted = f"expected a file that others cannot read: chmod 600 {path}"
             text = f"password_file {path}: readable by every user of this host (mode {mode & 0o777:04o}); {wanted}"
             raise RequestError(text, bmc_down=True)
-        found = path.read_text().rstrip("\r\n")
+        found = read_regular_text(path).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
         text = f"password_file {path}: {why}; expected a readable file with the password"

@@ -33,6 +33,7 @@ from pipeline.config.acts import Acts
 from pipeline.http.addresses import make_opener
 from pipeline.model.errors import ConfigError, Unreachable
 from pipeline.model.names import clean_text
+from pipeline.model.regular_files import read_regular_text
 
 VERSION = "v0.0.40"
 """The oldest data parser of 24.05, which all later ones still have."""
@@ -166,6 +167,6 @@ def parse_jobs(answer: Mapping[str, Any]) -> dict[str, SchedulerJob]:
 def _read_token(path: Path) -> str:
     """Returns the token of a file, also as `scontrol token` prints it. Raises Unreachable: it may be being renewed."""
     try:
-        return path.read_text().strip().removeprefix("SLURM_JWT=")
+        return read_regular_text(path).strip().removeprefix("SLURM_JWT=")
     except OSError as error:
         raise Unreachable(f"[acts.slurm] token_file {path}: {error.strerror}") from error

@@ -15,6 +15,7 @@ from pipeline.acts.adapters.adapter import GIVE_UP_DIAGNOSTIC_S, GIVE_UP_S, Outc
 from pipeline.acts.scheduler import SchedulerNode, SchedulerState
 from pipeline.config.acts import Acts
 from pipeline.model.errors import ConfigError, Unreachable
+from pipeline.model.regular_files import read_regular_text
 from pipeline.notify.delivery import Answer, Call, Request, Target, check_receiver, exchange
 from pipeline.notify.receivers.webhook import decode_secret, sign
 
@@ -39,7 +40,7 @@ class Webhook:
         self._target = Target(SECTION, "acts", access.url, access.allow_http, access.allow_private)
         check_receiver(self._target)
         try:
-            secrets = access.secret_file.read_text().split()
+            secrets = read_regular_text(access.secret_file).split()
         except OSError as error:
             raise ConfigError(f"[{SECTION}] secret_file {access.secret_file}: {error.strerror}") from error
         self._keys = [decode_secret(text, f"[{SECTION}]") for text in secrets]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pipeline.config.receivers as config
 from pipeline.model.errors import ConfigError, MissingCopy
+from pipeline.model.regular_files import read_regular
 from pipeline.notify.delivery import Call, PostResult
 from pipeline.runtime import credentials
 
@@ -210,8 +211,7 @@ def read_secret(section: str, name: str, key: str, path: Path) -> str:
     """Returns the text of a secret file without surrounding white space. Raises ConfigError; never shows the text."""
     where = f"[[{section}]] {name}: {key} = '{path}'"
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_SECRET_BYTES).decode().strip()
+        text = read_regular(path)[:MAX_SECRET_BYTES].decode().strip()
     except OSError as error:
         wrong = f"{where}: cannot be read: {error.strerror}"
         if isinstance(error, FileNotFoundError) and credentials.is_copy(path):

@@ -16,15 +16,20 @@ def read_regular(path: Path) -> bytes:
     """Returns what a file contains; of /dev/null nothing. Raises OSError, also for another kind of file."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once
     with open(number, "rb") as file:
-        kind = os.fstat(number).st_mode
-        if stat.S_ISDIR(kind):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind) and path.resolve() != Path(os.devnull):
-            raise OSError(errno.EINVAL, "is no regular file, and reading it may never end", str(path))
+        check_regular(number, path)
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"has more than {MAX_BYTES:,} bytes", str(path))
     return content
+
+
+def check_regular(number: int, path: Path) -> None:
+    """Raises OSError if an open file is neither a regular one nor /dev/null."""
+    kind = os.fstat(number).st_mode
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(kind) and path.resolve() != Path(os.devnull):
+        raise OSError(errno.EINVAL, "is no regular file, and reading it may never end", str(path))
 
 
 def read_regular_text(path: Path) -> str:
