@@ -17,7 +17,8 @@ from tests.parts import do_without
 from tests.test_kubernetes_deployment import helm
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "fleetpulse"
-LEAST: dict[str, Any] = {"kafka": {"bootstrapServers": "k1:9092"}}
+LEAST: dict[str, Any] = {"kafka": {"bootstrapServers": "k1:9092"}, "agent": {"kafka": {"bootstrapServers": "k1:9092"}}}
+SERVER: dict[str, Any] = {"agent": {"enabled": False}}
 ALL_ON: dict[str, Any] = {
     "kafka": {
         "bootstrapServers": "k1:9093",
@@ -25,7 +26,8 @@ ALL_ON: dict[str, Any] = {
         "username": "pipeline",
         "existingSecret": "fleetpulse-kafka",
     },
-    "config": "[site]\nname = 'a'\n",
+    "config": "[store]\ntelemetry_days = 7\n",
+    "global": {"site": "east-1"},
     "existingSecret": "fleetpulse-keys",
     "imagePullSecrets": [{"name": "registry"}],
     "pipeline": {"storageClassName": "local", "nodeSelector": {"a": "b"}, "priorityClassName": "high"},
@@ -38,8 +40,8 @@ ALL_ON: dict[str, Any] = {
 CASES = pytest.mark.parametrize("values", [LEAST, ALL_ON], ids=["least", "all on"])
 
 
-def render(values: dict[str, Any]) -> list[dict[str, Any]]:
-    done = helm("template", "site", str(CHART), "--namespace", "fleetpulse", values=values)
+def render(values: dict[str, Any], namespace: str = "fleetpulse") -> list[dict[str, Any]]:
+    done = helm("template", "site", str(CHART), "--namespace", namespace, values=values)
     assert done.returncode == 0, done.stderr
     return [found for found in yaml.safe_load_all(done.stdout) if found]
 
@@ -65,8 +67,8 @@ def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "kafka.bootstrapServers: wanted"),
-        ({"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_SSL"}}, "kafka.username: wanted"),
+        (SERVER, "kafka.bootstrapServers: wanted"),
+        ({**SERVER, "kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_SSL"}}, "kafka.username: wanted"),
         ({**LEAST, "executor": {"enabled": True}}, "executor.existingSecret: wanted"),
         ({**LEAST, "podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
         ({**LEAST, "pipeline": {"replicas": 2}}, "replicas"),
@@ -81,9 +83,11 @@ def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
         ({**LEAST, "image": {"tag": 1.1}}, "tag"),
         ({**LEAST, "ingress": {"enabled": True, "host": "a: b"}}, "host"),
         ({**LEAST, "agent": {"nodeSelektor": {}}}, "nodeSelektor"),
-        ({"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SSL"}}, "kafka.existingSecret: wanted"),
+        ({"kafka": {"bootstrapServers": "k:1"}}, "agent.kafka.bootstrapServers: wanted"),
+        ({**LEAST, "global": {"site": "east/1"}}, "site"),
+        ({**SERVER, "kafka": {"bootstrapServers": "k:1", "securityProtocol": "SSL"}}, "kafka.existingSecret: wanted"),
         (
-            {"kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_PLAINTEXT", "username": "u"}},
+            {**SERVER, "kafka": {"bootstrapServers": "k:1", "securityProtocol": "SASL_PLAINTEXT", "username": "u"}},
             "kafka.existingSecret: wanted",
         ),
     ],
@@ -98,9 +102,39 @@ def test_invalid_values_are_refused_by_name(values: dict[str, Any], said: str) -
 @pytest.mark.parametrize("servers", ["k:1", "k-1.kafka.svc:65535, k2:9092", "[2001:db8::1]:9093,k:10000"])
 @pytest.mark.parametrize("storage", ["100Gi", "1.5Ti", "1e12", "500000000000"])
 def test_brokers_and_sizes_of_every_form_are_taken(servers: str, storage: str) -> None:
-    values = {"kafka": {"bootstrapServers": servers}, "pipeline": {"storage": storage, "memoryLimit": "0.5 GiB"}}
+    values = {
+        **LEAST,
+        "kafka": {"bootstrapServers": servers},
+        "pipeline": {"storage": storage, "memoryLimit": "0.5 GiB"},
+    }
     done = helm("template", "a", str(CHART), values=values)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.helm
+def test_agents_and_server_have_the_one_name_of_the_site() -> None:
+    named = []
+    for pod in [*of_kind(render(ALL_ON), "DaemonSet"), *of_kind(render(ALL_ON), "StatefulSet")]:
+        env = pod["spec"]["template"]["spec"]["containers"][0]["env"]
+        named += [one["value"] for one in env if one["name"] == "FLEETPULSE__SITE__NAME"]
+    assert named == ["east-1", "east-1"]
+
+
+@pytest.mark.helm
+def test_releases_in_two_namespaces_have_rights_of_their_own() -> None:
+    rights = [
+        {one["metadata"]["name"] for kind in ("ClusterRole", "ClusterRoleBinding") for one in of_kind(found, kind)}
+        for found in (render(ALL_ON), render(ALL_ON, "other"))
+    ]
+    assert len(rights[0]) == len(rights[1]) == 2  # of the agent and of the executor
+    assert rights[0].isdisjoint(rights[1])
+
+
+@pytest.mark.helm
+def test_a_release_whose_agents_would_have_the_names_of_its_server_is_refused() -> None:
+    done = helm("template", "fleetpulse-agent", str(CHART), values=LEAST)
+    assert done.returncode != 0
+    assert "release name fleetpulse-agent" in done.stderr
 
 
 @pytest.mark.helm
@@ -240,7 +274,7 @@ def test_every_pod_of_a_site_is_scheduled_and_started_once_its_volume_is_bound(c
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"}, "spec": volume},
         {**runtime, "handler": "nvidia"},
     )
-    values = {**LEAST, "executor": {"enabled": True, "existingSecret": "e"}, "agent": LEAST}
+    values = {**LEAST, "executor": {"enabled": True, "existingSecret": "e"}, "agent": LEAST["agent"]}
     reach = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", "fleetpulse")
     done = helm(
         "install", "run", str(CHART), *reach, "--no-hooks", values=values

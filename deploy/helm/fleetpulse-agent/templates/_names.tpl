@@ -32,7 +32,14 @@ livenessProbe:
   failureThreshold: 4
 {{- end }}
 
+{{- define "agent.rights" -}}
+{{ .Release.Namespace }}:{{ include "agent.name" . }}
+{{- end }}
+
 {{- define "agent.kafka" -}}
+{{- with .Values.global.site }}
+- { name: FLEETPULSE__SITE__NAME, value: {{ . | quote }} }
+{{- end }}
 {{- with .Values.kafka }}
 {{- if .bootstrapServers }}
 - { name: FLEETPULSE__PIPELINE__TRANSPORT, value: kafka }

@@ -2,6 +2,16 @@
 {{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end -}}
 {{- end }}
 
+{{- /* what would install and then do nothing, or not install at all */}}
+{{- define "fleetpulse.check" -}}
+{{- if .Values.agent.enabled }}
+{{- $_ := required "agent.kafka.bootstrapServers: wanted, as kafka.bootstrapServers: without brokers agents keep all telemetry on their nodes; agent.enabled=false leaves them out" .Values.agent.kafka.bootstrapServers }}
+{{- if contains "fleetpulse-agent" .Release.Name }}
+{{- fail (printf "release name %s: its agents would have the names of its server; expected one without fleetpulse-agent, such as fleetpulse" .Release.Name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "fleetpulse.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
