@@ -12,7 +12,7 @@ from pipeline.config.settings import constraint
 Mode = Literal["off", "dry-run", "on"]
 Adapter = Literal["noop", "slurm", "slurmrestd", "kubernetes", "webhook", "exec"]
 _SHARE = constraint("a share, from 0 to 1", lambda value: 0 <= value <= 1)
-_COUNT = constraint("a number of at least 1", lambda value: value >= 1)
+_COUNT = constraint("a number from 1 to 1000000000", lambda value: 1 <= value <= 10**9)
 _SECONDS = constraint("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
 _MINUTES = constraint("minutes, 1 to 1440", lambda value: 1 <= value <= 1440)
 _HOURS = constraint("hours, 1 to 168", lambda value: 1 <= value <= 168)

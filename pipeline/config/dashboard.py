@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pipeline.model.roles import Role
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _IN_URL = tuple(f"{host}{end}" for host in ("127.0.0.1", "[::1]", "localhost") for end in (":", "/"))
 _PORT = constraint("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
-_POSITIVE = constraint("a number above 0", lambda value: 0 < value < math.inf)
+_POSITIVE = constraint("a number above 0 and at most 1000000000", lambda value: 0 < value <= 10**9)
 _HOURS = constraint("hours, above 0 and at most 24", lambda value: 0 < value <= 24)
 _CHECK = constraint("seconds, 1 to 3600", lambda value: 1 <= value <= 3600)
 _TEXT = constraint("a text that is not empty", lambda value: bool(value.strip()))

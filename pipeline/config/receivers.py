@@ -39,7 +39,7 @@ _LABELS = constraint(
     "names of labels, or '...' alone for one group per alert",
     lambda v: v == ("...",) or all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in v),
 )
-_COUNT = constraint("a number of at least 0 (0: no limit)", lambda value: value >= 0)
+_COUNT = constraint("a number from 0 (no limit) to 1000000000", lambda value: 0 <= value <= 10**9)
 _URLS = constraint("at least one URL", lambda value: bool(value))
 _KEYS = {KEY: "continue"}
 

@@ -41,25 +41,39 @@ class ModeRule:
 
 _SECONDS = constraint("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _WAIT = constraint("seconds, from 0 to 5", lambda value: 0 <= value <= 5)
-_POSITIVE = constraint("a number above 0", lambda value: 0 < value < math.inf)
+_MOST, _CENTURY = 10**10, 36_500
+"""Largest number, and days: more is a slip of the keyboard, and times so far away are no timestamps of the store."""
+_EIB = 1 << 60
+_POSITIVE = constraint(f"a number above 0 and at most {_MOST}", lambda value: 0 < value <= _MOST)
+_FRAME = constraint("seconds, 1 to 600", lambda value: 1 <= value <= 600)
+_LATENESS = constraint("seconds, 0 to 3600", lambda value: 0 <= value <= 3600)
+_MINUTES = constraint("minutes, above 0 and at most 525600 (a year)", lambda value: 0 < value <= 525_600)
+_HOURS = constraint("hours, above 0 and at most 876000 (100 years)", lambda value: 0 < value <= 24 * _CENTURY)
+_DAYS = constraint("days, above 0 and at most 36500 (100 years)", lambda value: 0 < value <= _CENTURY)
+_SIZE = constraint(f"bytes, 0 to {_EIB} (1 EiB)", lambda value: 0 <= value <= _EIB)
 _WINDOW = constraint("days, from 1 to 366", lambda value: 1 <= value <= 366)
 _SHARES = constraint("numbers of at least 0", lambda value: all(0 <= n < math.inf for n in value.values()))
-_NOT_NEGATIVE = constraint("a number of at least 0", lambda value: 0 <= value < math.inf)
-_BYTES = constraint("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
-_QUERY_BYTES = constraint("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
+_NOT_NEGATIVE = constraint(f"a number from 0 to {_MOST}", lambda value: 0 <= value <= _MOST)
+_BYTES = constraint(
+    "bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or 1 << 16 <= v <= _EIB
+)
+_QUERY_BYTES = constraint("bytes, at least 67108864 (64 MiB)", lambda value: 64 << 20 <= value <= _EIB)
 _SYNC = constraint("seconds, 0 to 60", lambda value: 0 <= value <= 60)
 _QUEUE = constraint("bytes, 65536 to 1 GiB", lambda value: 1 << 16 <= value <= 1 << 30)
 _QUEUE_S = constraint("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
-_CATCH_UP = constraint("a multiple of real time, at least 2 (less would never catch up)", lambda value: value >= 2)
+_CATCH_UP = constraint(
+    f"a multiple of real time, at least 2 (less would never catch up), at most {_MOST}",
+    lambda value: 2 <= value <= _MOST,
+)
 _JITTER = constraint("seconds, 0 to 600", lambda value: 0 <= value <= 600)
 _SHARE = constraint("a share between 0 and 1", lambda value: 0 < value < 1)
-_AT_LEAST_ONE = constraint("a number of at least 1", lambda value: 1 <= value < math.inf)
+_AT_LEAST_ONE = constraint(f"a number from 1 to {_MOST}", lambda value: 1 <= value <= _MOST)
 _PORT = constraint("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = constraint(
     "a name: not empty, no slash, no control character, not '.' or '..'",
     lambda value: value not in ("", ".", "..") and re.search(r"[/\x00-\x1f\x7f-\x9f]", value) is None,
 )
-_REPLICAS = constraint("a number of replicas, or -1 for the broker's default", lambda value: value == -1 or value > 0)
+_REPLICAS = constraint("a number of replicas, or -1 for the broker's default", lambda v: v == -1 or 0 < v < 1 << 15)
 _SERVERS = constraint(
     "host:port with a port from 1 to 65535, several with commas between them",
     lambda value: all(_is_server(text.strip()) for text in value.split(",")),
@@ -158,7 +172,7 @@ class Spool:
     directory: Path = field(default_factory=lambda: state_directory() / "spool")
     max_bytes: int = field(default=0, metadata=_BYTES)
     segment_bytes: int = field(default=4 << 20, metadata=_POSITIVE)
-    free_bytes: int = 64 << 20
+    free_bytes: int = field(default=64 << 20, metadata=_SIZE)
     sync_seconds: float = field(default=0.0, metadata=_SYNC)
     queue_bytes: int = field(default=16 << 20, metadata=_QUEUE)
     queue_seconds: float = field(default=600.0, metadata=_QUEUE_S)
@@ -178,7 +192,7 @@ class Kafka:
     bootstrap_servers: str = field(default="127.0.0.1:9092", metadata=_SERVERS)
     partitions: int = field(default=32, metadata=_POSITIVE)
     replication_factor: int = field(default=-1, metadata=_REPLICAS)
-    retention_hours: float = field(default=72.0, metadata=_POSITIVE)
+    retention_hours: float = field(default=72.0, metadata=_HOURS)
     security_protocol: typing.Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: typing.Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER", "GSSAPI"] = "SCRAM-SHA-512"
     username: str = ""
@@ -216,18 +230,18 @@ class Store:
     """
 
     path: Path = field(default_factory=lambda: state_directory() / "store.duckdb")
-    hot_hours: float = field(default=24.0, metadata=_POSITIVE)
-    telemetry_days: float = field(default=90.0, metadata=_POSITIVE)
-    telemetry_bytes: int = field(default=100 << 30, metadata=_NOT_NEGATIVE)
-    rollup_days: float = field(default=400.0, metadata=_POSITIVE)
-    forget_days: float = field(default=7.0, metadata=_POSITIVE)
+    hot_hours: float = field(default=24.0, metadata=_HOURS)
+    telemetry_days: float = field(default=90.0, metadata=_DAYS)
+    telemetry_bytes: int = field(default=100 << 30, metadata=_SIZE)
+    rollup_days: float = field(default=400.0, metadata=_DAYS)
+    forget_days: float = field(default=7.0, metadata=_DAYS)
     memory_limit: str = field(default="2GB", metadata=MEMORY)
-    free_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
-    dead_letter_hours: float = field(default=168.0, metadata=_POSITIVE)
-    dead_letter_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
-    gap_days: float = field(default=30.0, metadata=_POSITIVE)
-    history_days: float = field(default=90.0, metadata=_POSITIVE)
-    audit_days: float = field(default=400.0, metadata=_POSITIVE)
+    free_bytes: int = field(default=256 << 20, metadata=_SIZE)
+    dead_letter_hours: float = field(default=168.0, metadata=_HOURS)
+    dead_letter_bytes: int = field(default=256 << 20, metadata=_SIZE)
+    gap_days: float = field(default=30.0, metadata=_DAYS)
+    history_days: float = field(default=90.0, metadata=_DAYS)
+    audit_days: float = field(default=400.0, metadata=_DAYS)
     migration_backup: bool = True
 
 
@@ -259,8 +273,8 @@ class Pipeline:
     """
 
     transport: typing.Literal["spool", "kafka"] = "spool"
-    frame: float = field(default=10.0, metadata=_POSITIVE)
-    lateness: float = 30.0
+    frame: float = field(default=10.0, metadata=_FRAME)
+    lateness: float = field(default=30.0, metadata=_LATENESS)
     commit_wait: float = field(default=2.0, metadata=_WAIT)
     clock_bound: float = field(default=5.0, metadata=_SECONDS)
 
@@ -370,7 +384,7 @@ class Budget:
 class EscalationStep:
     """[[incidents.escalation]]: receivers that get a page which waits for a person for so many minutes."""
 
-    after_minutes: float = field(metadata=_POSITIVE)
+    after_minutes: float = field(metadata=_MINUTES)
     receivers: tuple[str, ...] = field(metadata=_NAMES)
 
 
@@ -387,9 +401,9 @@ class Incidents:
     acknowledge_hours: float = field(default=2.0, metadata=_NOT_NEGATIVE)
     acknowledge_ticket_hours: float = field(default=0.0, metadata=_NOT_NEGATIVE)
     storm_pages: int = field(default=20, metadata=_POSITIVE)
-    storm_minutes: float = field(default=10.0, metadata=_POSITIVE)
+    storm_minutes: float = field(default=10.0, metadata=_MINUTES)
     flaps: int = field(default=3, metadata=_POSITIVE)
-    flap_minutes: float = field(default=30.0, metadata=_POSITIVE)
+    flap_minutes: float = field(default=30.0, metadata=_MINUTES)
     idle_hours: float = field(default=24.0, metadata=_NOT_NEGATIVE)
     slurm_seconds: float = field(default=0.0, metadata=_NOT_NEGATIVE)
     advice_file: Path | None = None
@@ -413,7 +427,7 @@ class Impact:
     carbon_kg_per_kwh: float = field(default=0.0, metadata=_NOT_NEGATIVE)
     energy_factor: float = field(default=1.0, metadata=_AT_LEAST_ONE)
     objectives: tuple[Objective, ...] = ()
-    spare_days: float = field(default=30.0, metadata=_POSITIVE)
+    spare_days: float = field(default=30.0, metadata=_DAYS)
     spare_level: float = field(default=0.95, metadata=_SHARE)
 
 

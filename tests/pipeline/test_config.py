@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pipeline.config import sections
 from pipeline.config.sections import Config, load_config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
@@ -138,7 +140,7 @@ def test_an_invalid_key_is_reported_with_file_and_expected_value(
         ("[agent]\ninterval = nan\n", ("[agent] interval = nan", "above 0")),
         ("[agent]\nnode = ''\n", ("[agent] node = ''", "not empty")),
         ("[agent]\nnode = '../x'\n", ("[agent] node = '../x'", "no slash")),
-        ("[pipeline]\nframe = -1\n", ("[pipeline] frame = -1", "above 0")),
+        ("[pipeline]\nframe = -1\n", ("[pipeline] frame = -1", "1 to 600")),
         ("[spool]\nmax_bytes = 10\n", ("[spool] max_bytes = 10", "at least 65536, or 0")),
         ("[spool]\nsync_seconds = 61\n", ("[spool] sync_seconds = 61", "0 to 60")),
         ("[kafka]\ncatch_up = 1.0\n", ("[kafka] catch_up = 1.0", "at least 2")),
@@ -266,3 +268,43 @@ def test_duckdb_takes_each_memory_limit_that_the_configuration_takes(tmp_path: P
 )
 def test_a_memory_limit_that_is_no_size_is_refused_before_a_start(tmp_path: Path, limit: str) -> None:
     assert "expected a size such as 2GB" in error_of(tmp_path, f"[store]\nmemory_limit = {limit!r}\n")
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("pipeline", "frame = 1e9"),
+        ("pipeline", "frame = 0.0001"),
+        ("pipeline", "lateness = -1"),
+        ("pipeline", "lateness = inf"),
+        ("store", "telemetry_days = 1e300"),
+        ("store", "audit_days = 36501"),
+        ("store", "hot_hours = 1e300"),
+        ("store", "free_bytes = 99999999999999999999999"),
+        ("spool", "free_bytes = -1"),
+        ("spool", "max_bytes = 99999999999999999999999"),
+        ("spool", "segment_bytes = 0"),
+        ("api", "sql_rows = 99999999999999999999999"),
+        ("kafka", "catch_up = inf"),
+        ("incidents", "storm_minutes = 1e300"),
+    ],
+)
+def test_a_number_with_which_nothing_works_is_refused(tmp_path: Path, section: str, line: str) -> None:
+    """A frame of 32 years closes never, and a time in 1e300 days is no timestamp of the store."""
+    said = error_of(tmp_path, f"[{section}]\n{line}\n")
+    assert f"[{section}] {line.partition(' ')[0]} = " in said
+    assert "expected" in said
+
+
+def test_no_number_of_a_section_is_without_a_bound() -> None:
+    found = [value for name in vars(sections) if isinstance(value := getattr(sections, name), type)]
+    numbers = {
+        (section.__name__, one.name): one.metadata
+        for section in found
+        if dataclasses.is_dataclass(section)
+        for one in dataclasses.fields(section)
+        if one.type in ("int", "float")
+    }
+    assert [key for key, metadata in numbers.items() if not metadata] == []
+    for key, metadata in numbers.items():
+        assert not any(holds(10**30) for _, holds in metadata.values()), key
