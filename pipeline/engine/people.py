@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -100,24 +100,24 @@ class People:
     ) -> Incident:
         """Acknowledges an incident until it expires, by default after [incidents] acknowledge_hours for a page.
 
-        hours: other than the default; 0: it never expires. Acknowledging a storm acknowledges what it lists.
+        hours: other than the default; 0: it never expires. Acknowledging a storm acknowledges what it represents.
         """
         if hours is not None and not 0 <= hours <= MAX_HOURS:
             raise UsageError(f"hours = {hours:g}: expected 0 (never expires) to {MAX_HOURS:g}")
         life, now = self.engine.life, self.engine.clock()
 
-        def make(shown: Incident, desk: LiveDesk) -> Change:
+        def make(shown: Incident, desk: LiveDesk, judged: Collection[str]) -> Change:
             default = life.acknowledged_until(shown, now)
             until = default if hours is None else now + int(hours * 3600 * SECOND) if hours else None
             set_ = {"acknowledged_by": str(user), "acknowledged_until": until}
-            if shown.id in desk.incidents and desk.incidents[shown.id].resolved is None:
+            if shown.id in judged:
                 return replace(desk.acknowledge(shown.id, user, comment, now), life=set_)
             return life.note(shown.id, "acknowledged", user, comment, now, **set_)
 
         def change(desk: LiveDesk) -> list[Change]:
             shown = self._require_open(incident, "acknowledged")
-            below = [life.shown[i] for i in shown.life.represents if i in life.shown]
-            return [make(one, desk) for one in (shown, *(i for i in below if i.resolved is None))]
+            judged = {i.id for i in desk.incidents.values() if i.resolved is None}  # once: it copies all of them
+            return [make(one, desk, judged) for one in (shown, *life.list_pages(shown.id))]
 
         return self._change(incident, "acknowledge", user, comment, version, change)
 

@@ -182,7 +182,7 @@ class LifeBook:
             ids = find_matching(self.silences, collect_labels(incident, self.topology, self.site), now)
         if self.silences and incident.detector == STORM:
             active = {s.id: s for s in self.silences if s.state(now) == "active"}
-            ids = storms.silence_storm(ids, incident, active, self._list_pages(incident.id))
+            ids = storms.silence_storm(ids, incident, active, self.list_pages(incident.id))
         if ids == incident.life.silenced_by:
             return incident
         return restart_wait(show(incident, replace(incident.life, silenced_by=ids, escalation=0)), now)
@@ -306,7 +306,7 @@ class LifeBook:
         self._storms[key] = derive_id(STORM, self.site, *key, str(now)) if storm is None else storm.id
         return self._storms[key]
 
-    def _list_pages(self, storm: str) -> Iterator[Incident]:
+    def list_pages(self, storm: str) -> Iterator[Incident]:
         """Yields the open incidents that a storm represents, also what its list has no room for."""
         return (incident for incident in self._open() if storm in incident.life.inhibited_by)
 
@@ -339,7 +339,7 @@ class LifeBook:
         """Returns whether nothing that a storm represents is open."""
         if any(self._is_open(i) and storm.id in self.shown[i].life.inhibited_by for i in storm.life.represents):
             return False
-        return next(self._list_pages(storm.id), None) is None
+        return next(self.list_pages(storm.id), None) is None
 
     def _is_open(self, id_: str) -> bool:
         return id_ in self.shown and self.shown[id_].resolved is None

@@ -10,6 +10,7 @@ import pytest
 from pipeline.config.receivers import InhibitRule, Route
 from pipeline.config.sections import Incidents
 from pipeline.incidents import storms
+from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.changes import Change
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.life import LifeBook
@@ -440,6 +441,21 @@ def test_a_storm_beyond_its_list_is_sent_again_when_it_has_doubled(tmp_path, mon
     assert (len(storm.life.represents), storm.life.represented) == (4, 20 if is_acknowledged else 16)
     assert site.kinds(storm.id)[-1] == "worsened"
     assert storm.state == "open"
+    site.database.close()
+
+
+def test_an_acknowledged_storm_acknowledges_also_what_its_list_has_no_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(storms, "MAX_REPRESENTED", 4)
+    site = LivingSite(tmp_path / "store.duckdb", Incidents(storm_pages=1))
+    pages = report_hosts(site, *(f"h{i}" for i in range(11)))
+    copies, real = list[int](), LiveDesk.incidents.fget
+    monkeypatch.setattr(LiveDesk, "incidents", property(lambda desk: copies.append(1) or real(desk)))
+    site.people.acknowledge(storm_of(site).id, "ann", "mine")
+    assert len(copies) < 5, "a copy of all incidents for each page of a storm takes a minute with 2,000"
+    assert [site.state(page) for page in pages] == ["open", *["acknowledged"] * 10]
+    sent = len(site.alerts())
+    site.wait(30)
+    assert len(site.alerts()) == sent
     site.database.close()
 
 
