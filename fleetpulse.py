@@ -171,7 +171,7 @@ def _pipeline(given: argparse.Namespace) -> int:
     config = _load_service_config(given)
     import detectors
     from detectors.runner import Runner, warm_up
-    from pipeline.commands import pipeline
+    from pipeline.commands import run_pipeline
     from pipeline.runtime import logs
 
     logs.log_to_stderr()
@@ -182,7 +182,7 @@ def _pipeline(given: argparse.Namespace) -> int:
         _configure_detectors(fresh)
         return fresh
 
-    code = _or_start_again(pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")), load_again))
+    code = _or_start_again(run_pipeline.run(config, runner, lambda: warm_up(detectors.configured({}, "")), load_again))
     _end_process(code)
     return code
 

@@ -160,7 +160,11 @@ def start_server(app: FastAPI, config: Config, stop: threading.Event) -> ApiServ
     listener = adopted or _listen(config.api)
     serving = ApiServer(server, listener)
     serving.wait_until_started()
-    listener.listen(LISTEN_BACKLOG)  # asyncio has set it to ACCEPT_BATCH
+    try:
+        listener.listen(LISTEN_BACKLOG)  # asyncio has set it to ACCEPT_BATCH
+    except OSError:
+        if not stop.is_set():  # the server's thread has ended, and closed it
+            raise
     end_stand_in()
     app.state.service.queries.prepare()
     _LOG.info("API listens on http://%s:%d", serving.host, serving.port)

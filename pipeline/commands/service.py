@@ -20,7 +20,7 @@ from pipeline.commands.newer_agents import NewerAgents, describe_all_newer
 from pipeline.commands.open_transport import open_transport
 from pipeline.commands.site_reload import SiteReload
 from pipeline.config.receivers import Notify
-from pipeline.config.sections import Config
+from pipeline.config.sections import Config, Store
 from pipeline.engine.decommission import Decommissioned
 from pipeline.engine.ended_ranks import drop_ended_ranks
 from pipeline.engine.engine import Engine
@@ -40,6 +40,7 @@ from pipeline.notify.alertmanager import locate_entity
 from pipeline.notify.annotations import Annotations
 from pipeline.notify.outbox import Notifier
 from pipeline.runtime.heartbeat import EvaluationProgress
+from pipeline.runtime.long_start import LongStart
 from pipeline.store import events
 from pipeline.store.backup import Checkpoints
 from pipeline.store.database import Database, explain_error
@@ -74,6 +75,13 @@ def link_alerts(config: Config) -> Notify:
     return dataclasses.replace(config.notify, external_url=config.notify.external_url or own)
 
 
+def open_database(store: Store, start: LongStart | None) -> Database:
+    """Opens the store of [store]; one of an older schema is backed up and migrated, unless `start` must stop."""
+    return Database(
+        store.path, store.memory_limit, free_bytes=store.free_bytes, keep_older=store.migration_backup, start=start
+    )
+
+
 class PipelineService:
     """The parts of one pipeline process, its loop, and its readiness; without threads.
 
@@ -90,18 +98,16 @@ class PipelineService:
         judge: Judge,
         clock: Callable[[], int] = now,
         monotonic: Callable[[], float] = time.monotonic,
+        start: LongStart | None = None,
     ) -> None:
         self.config, self.clock, self.judge, self._monotonic = config, clock, judge, monotonic
         self._initial_state = {name: b"".join(buffers) for name, buffers in judge.snapshot()}
-        store = config.store
-        self.database = Database(
-            store.path, store.memory_limit, free_bytes=store.free_bytes, keep_older=store.migration_backup
-        )
+        self.database = open_database(config.store, start)
         self._must_stop: Callable[[], bool] = lambda: False
         self.sealer = Sealer(self.database, config.store, clock)
         self.backups = Checkpoints(config.store.path, self.database.lock, self.database.cursor, config.site.name, clock)
-        roles = find_role_file(store.path)
-        self._outside_acts = OutsideActs(store.path, roles, lambda: load_role_tokens(roles))
+        roles = find_role_file(config.store.path)
+        self._outside_acts = OutsideActs(config.store.path, roles, lambda: load_role_tokens(roles))
         self._must_reload = False  # the parts belong to the store before it was reopened
         try:
             self._assemble()

@@ -73,6 +73,10 @@ class SystemdNotifier:
         if limit_s:
             threading.Thread(target=look, name="watchdog", daemon=True).start()
 
+    def extend(self, seconds: float, status: str) -> None:
+        """Asks for more time to start or stop, from now on; `status` is shown by `systemctl status`."""
+        self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * _SECOND_US)}", "STATUS=" + " ".join(status.splitlines()))
+
     def notify_stopping(self) -> None:
         """Reports that the service is about to end: one that goes on is killed after the unit's TimeoutStopSec."""
         self._send("STOPPING=1")

@@ -126,7 +126,9 @@ class Checkpoints:
         site: str,
         clock: Callable[[], int],
         monotonic: Callable[[], float] = clocks.monotonic,
+        lease_s: float = LEASE_S,
     ) -> None:
+        self._lease_s = lease_s
         self._store, self._lock, self._cursor = store, lock, cursor
         self._site, self._clock, self._monotonic = site, clock, monotonic
         self._held: tuple[str, duckdb.DuckDBPyConnection, float] | None = None
@@ -166,12 +168,12 @@ class Checkpoints:
             return held
 
     def expire(self) -> None:
-        """Lets checkpoints go on after LEASE_S or MAX_LOG_BYTES; the copy is then begun again, or fails."""
+        """Lets checkpoints go on after `lease_s` or MAX_LOG_BYTES; the copy is then begun again, or fails."""
         if (held := self._held) is None:
             return
         log = log_path(self._store)
         full = log.stat().st_size > MAX_LOG_BYTES if log.exists() else False
-        if full or self._monotonic() - held[2] > LEASE_S:
+        if full or self._monotonic() - held[2] > self._lease_s:
             self.release()
 
     def release(self) -> None:
@@ -210,7 +212,8 @@ class BackupWriter:
     """Writes one backup. For one thread.
 
     free_bytes: kept free on the disk of the target.  link: share files that never change, if the disk is the same.
-    step: called after each step with its name; tests let it fail.  report: progress, for people.
+    step: called after each step with its name; tests let it fail.  report: progress, for people.  each_piece: called
+    for each MiB read; what it raises ends the backup.
     """
 
     target: Path
@@ -219,7 +222,9 @@ class BackupWriter:
     memory_limit: str = "1GB"
     report: Report = lambda _: None
     step: Report = lambda _: None
+    each_piece: Callable[[], None] = lambda: None
     monotonic: Callable[[], float] = clocks.monotonic
+    _origin: str = ""
     _sums: dict[str, str] = field(default_factory=dict)
     _open: list[int] = field(default_factory=list)
     _reported: float = 0.0
@@ -344,19 +349,21 @@ class BackupWriter:
         shutil.rmtree(self.folder / "state", ignore_errors=True)
         (self.folder / f"{STORE}.wal").unlink(missing_ok=True)
         self._sums = {name: digest for name, digest in self._sums.items() if name.startswith("history/")}
-        handle = self._open_once(store)
+        handle = self.open_once(store)
         before = os.pread(handle, HEAD_BYTES, 0)
+        self._origin = "" if moment.log_bytes else identify(handle)
         try:
-            self._copy_handle(handle, STORE, moment.store_bytes, "store")
+            self._copy_handle(handle, STORE, moment.store_bytes, "store")  # `_settle` makes its checksum
             if moment.log_bytes:
-                self._copy_handle(self._open_once(log_path(store)), f"{STORE}.wal", moment.log_bytes, "log")
+                self._copy_handle(self.open_once(log_path(store)), f"{STORE}.wal", moment.log_bytes, "log")
             if moment.state:
                 self._sums[state] = self._copy(state_folder(store) / moment.state, state, link=self.link)
         except (FileNotFoundError, EOFError):
             return False
         return os.pread(handle, HEAD_BYTES, 0) == before
 
-    def _open_once(self, path: Path) -> int:
+    def open_once(self, path: Path) -> int:
+        """Opens a file of the store for reading until `close`."""
         handle = os.open(path, os.O_RDONLY)
         self._open.append(handle)
         return handle
@@ -374,13 +381,14 @@ class BackupWriter:
             if link:
                 with contextlib.suppress(OSError):
                     os.link(source, target)
-                    return checksum(handle, found)
+                    return checksum(handle, found, self.each_piece)
             return self._copy_handle(handle, name, found)
         finally:
             os.close(handle)
 
     def _copy_handle(self, source: int, name: str, size: int, what: str = "") -> str:
-        """Writes the first bytes of an open file to a new one, on the disk; returns its checksum. Raises EOFError."""
+        """Writes the first bytes of an open file to a new one, on the disk; returns its checksum, "" of one that is
+        shared and has a `what`, which is not read. Raises EOFError."""
         target, digest, at = self.folder / name, hashlib.sha256(), 0
         unfinished = target.with_name(target.name + UNFINISHED)
         with open(unfinished, "wb", opener=private_files.open_private) as file:
@@ -388,7 +396,8 @@ class BackupWriter:
                 fcntl.ioctl(file.fileno(), _FICLONE, source)
                 file.truncate(size)
             shared = os.fstat(file.fileno()).st_size == size > 0
-            while at < size:
+            while at < size and not (shared and what):
+                self.each_piece()
                 piece = os.pread(source if not shared else file.fileno(), min(_PIECE, size - at), at)
                 if not piece:
                     raise EOFError(f"{name}: has {at} bytes, expected {size}")
@@ -440,14 +449,15 @@ class BackupWriter:
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
-            self._sums[STORE] = checksum(handle, path.stat().st_size)
+            self.report("checksum of the copy")
+            self._sums[STORE] = checksum(handle, path.stat().st_size, self.each_piece)
         finally:
             os.close(handle)
 
     def _finish(self, moment: StoreMoment) -> None:
         """Writes manifest and checksums, and gives the folder its name."""
         named = {key: value for key, value in asdict(moment).items() if key not in ("id", "store_bytes", "log_bytes")}
-        manifest = {"format": FORMAT, **named, "time": iso(moment.time)}
+        manifest = {"format": FORMAT, **named, "time": iso(moment.time), "origin": self._origin}
         self._sums[MANIFEST] = self._write_text(MANIFEST, json.dumps(manifest, indent=1) + "\n")
         self._write_text(SUMS, "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items())))
         (self.folder / (SUMS + UNFINISHED)).unlink(missing_ok=True)
@@ -466,34 +476,17 @@ class BackupWriter:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def checksum(handle: int, size: int) -> str:
+def identify(store: int) -> str:
+    """Returns what an open DuckDB file without a log is known by: each checkpoint changes its headers, and a restored
+    file is another one."""
+    return f"{os.fstat(store).st_ino}:{hashlib.sha256(os.pread(store, HEAD_BYTES, 0)).hexdigest()}"
+
+
+def checksum(handle: int, size: int, each_piece: Callable[[], None] = lambda: None) -> str:
     """Returns the SHA-256 of the first bytes of an open file, in hexadecimal."""
     digest, at = hashlib.sha256(), 0
     while at < size and (piece := os.pread(handle, _PIECE, at)):
+        each_piece()
         digest.update(piece)
         at += len(piece)
     return digest.hexdigest()
-
-
-def migration_backup(store: Path, version: int) -> Path:
-    """Returns the folder of the backup that is made before a store of this schema version is migrated."""
-    return store.with_name(f"{store.name}.schema-{version}")
-
-
-def back_up_before_migration(
-    source: Checkpoints, store: Path, version: int, free_bytes: int, report: Report
-) -> BackupWriter:
-    """Makes the backup of a store that is about to be migrated, and removes older ones; the caller closes the writer.
-
-    One of the same version that exists is replaced: the store itself still has that version. Raises Unreachable.
-    """
-    writer = BackupWriter(migration_backup(store, version), free_bytes, report=report)
-    for old in store.parent.glob(f"{store.name}.schema-*"):
-        if old != writer.folder:
-            shutil.rmtree(old)
-    try:
-        writer.write(source)
-    except BaseException:
-        writer.close()
-        raise
-    return writer

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ from pipeline.model.errors import (
     DamagedStore,
     FleetpulseError,
     HeldStore,
+    Interrupted,
     Retryable,
     Unreachable,
     UsageError,
@@ -41,7 +43,9 @@ from pipeline.model.errors import (
 )
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.runtime import private_files
+from pipeline.runtime.long_start import LongStart
 from pipeline.store import backup, history_files, schema
+from pipeline.store.migration_backup import back_up_before_migration, migration_backup
 
 log = logging.getLogger("fleetpulse.store")
 
@@ -178,7 +182,8 @@ class Database:
     """The open store. Raises the errors listed in the module docstring, and UsageError if its schema is newer.
 
     broken: why DuckDB needs `reopen`; None if it works. `free_bytes`: see `find_space_problem`. An older schema is
-    migrated in one transaction; with `keep_older`, after a backup of the file.
+    migrated in one transaction; with `keep_older`, after a backup of the file. start: is told of both, and ends them,
+    which raises Interrupted.
     """
 
     def __init__(
@@ -188,7 +193,9 @@ class Database:
         catalogue: Mapping[str, Signal] = CATALOGUE,
         free_bytes: int = 0,
         keep_older: bool = True,
+        start: LongStart | None = None,
     ) -> None:
+        start = start or LongStart()
         try:
             private_files.make_folder(path.parent)
         except OSError as error:
@@ -201,9 +208,14 @@ class Database:
         try:
             found = schema.check_version(self.connection)
             if keep_older:
-                self._back_up_older(found)
-            with self.transaction() as connection:
+                self._back_up_older(found, start)
+            if 0 < found < schema.SCHEMA_VERSION:
+                start.tell(f"schema {found} of the store is migrated to {schema.SCHEMA_VERSION}")
+            with start.interrupting(self.connection.interrupt), self.transaction() as connection:
                 schema.create_tables(connection, found, catalogue)
+        except duckdb.InterruptException as error:
+            self.close()
+            raise Interrupted(f"store {path}: stopped in the migration of schema {found}, which is undone") from error
         except duckdb.Error as error:
             self.close()
             raise explain_error(path, error) from error
@@ -211,18 +223,19 @@ class Database:
             self.close()
             raise
 
-    def _back_up_older(self, found: int) -> None:
+    def _back_up_older(self, found: int, start: LongStart) -> None:
         """Makes a backup if schema `found` is older than ours. Raises Unreachable if there is no space for it."""
         if not 0 < found < schema.SCHEMA_VERSION:
             return
-        target = backup.migration_backup(self.path, found)
+        target = migration_backup(self.path, found)
         log.warning("store %s: schema %d becomes %d; backup first: %s", self.path, found, schema.SCHEMA_VERSION, target)
+        start.tell(f"schema {found} of the store: checkpoint before its backup")
         self.connection.execute("CHECKPOINT")
-        source = backup.Checkpoints(self.path, self.lock, self.cursor, "", lambda: time.time_ns() // 1000)
+        source = backup.Checkpoints(  # nobody else writes yet: the copy may take as long as it does
+            *(self.path, self.lock, self.cursor, "", lambda: time.time_ns() // 1000), lease_s=math.inf
+        )
         try:
-            self._copied = backup.back_up_before_migration(
-                source, self.path, found, self._free_bytes, lambda line: log.info("backup: %s", line)
-            )
+            self._copied = back_up_before_migration(source, self.path, found, self._free_bytes, start)
         except Unreachable as error:
             raise Unreachable(f"{error}. [store] migration_backup = false migrates without a backup") from error
 

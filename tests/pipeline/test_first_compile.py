@@ -21,7 +21,7 @@ STOPPED_S = 5.0  # the product stops within seconds, whatever it does (docs/arch
 PROGRAM = """
 import sys, time
 from detectors.runner import Runner
-from pipeline.commands import pipeline
+from pipeline.commands import run_pipeline
 from pipeline.config.sections import load_config
 
 def compile_long():
@@ -29,7 +29,7 @@ def compile_long():
     for _ in range(600):
         time.sleep(0.1)
 
-code = pipeline.run(load_config(sys.argv[1]), Runner([]), compile_long)
+code = run_pipeline.run(load_config(sys.argv[1]), Runner([]), compile_long)
 print("code", code, flush=True)
 """
 COMMAND = [str(ROOT / "fleetpulse.py"), "pipeline", "--config", "fleetpulse.toml"]
