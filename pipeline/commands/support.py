@@ -25,7 +25,7 @@ from typing import Any
 
 from pipeline.commands.arguments import read_version
 from pipeline.commands.support_salvage import salvage_config
-from pipeline.commands.support_secrets import find_secrets, hide
+from pipeline.commands.support_secrets import find_secrets, hide, list_unread
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import flatten
 from pipeline.config.files import DROP_INS, list_files, read_table
@@ -49,27 +49,48 @@ def write_with_any(given: str | None, target: Path, doctor: str) -> tuple[list[s
     does not exist.
     """
     try:
-        return write_support(load_config(given), target, doctor), ""
+        config = load_config(given)
+        return write_support(config, target, doctor), _describe_unread(list_unread(config))
     except ConfigError as error:
         if given and not os.path.lexists(given):
             raise
         salvage = salvage_config(given, os.environ)
         secrets = find_secrets(salvage.config, salvage)
-        names = write_support(salvage.config, target, doctor, secrets, str(error))
-        return names, f"the configuration is wrong, and the archive says so: {hide(str(error), secrets)}\nfleetpulse: "
+        unread = list_unread(salvage.config, salvage)
+        names = write_support(salvage.config, target, doctor, secrets, str(error), unread)
+        said = f"the configuration is wrong, and the archive says so: {hide(str(error), secrets)}\nfleetpulse: "
+        return names, said + _describe_unread(unread)
+
+
+def _describe_unread(unread: list[str]) -> str:
+    """Returns what to say of files of secrets that this user may not read."""
+    if not unread:
+        return ""
+    return (
+        f"warning: {len(unread)} files of secrets cannot be read by this user, so nothing of them is hidden in logs "
+        f"and answers ({unread[0]}{', ...' if len(unread) > 1 else ''}); run it as root\nfleetpulse: "
+    )
 
 
 def write_support(
-    config: Config, target: Path, doctor: str, secrets: list[str] | None = None, wrong: str = ""
+    config: Config,
+    target: Path,
+    doctor: str,
+    secrets: list[str] | None = None,
+    wrong: str = "",
+    unread: list[str] | None = None,
 ) -> list[str]:
     """Writes the archive, readable for its owner alone; returns the names in it. doctor: its checks as JSON.
 
     It gets its name when it is complete. secrets: those of the configuration if not given.   wrong: what is wrong with
-    the configuration. Raises UsageError if the file exists or cannot be written.
+    the configuration.   unread: files of secrets that cannot be read, likewise; the archive names them.
+    Raises UsageError if the file exists or cannot be written.
     """
     secrets = find_secrets(config) if secrets is None else secrets
     names = []
     parts = [("configuration-error.txt", f"{wrong}\n")] if wrong else []
+    if unread := list_unread(config) if unread is None else unread:
+        parts.append(("secrets-not-hidden.txt", "".join(f"{line}\n" for line in unread)))
     try:
         if os.path.lexists(target):
             raise UsageError(f"{target}: exists; expected a new file")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, quote_plus, unquote
 
 from pipeline.commands.support_salvage import Salvage
 from pipeline.config.addresses import HIDDEN, hide_in_text
@@ -25,6 +28,8 @@ _KUBECONFIG_SECRET = re.compile(
     r"""["']?[\w-]*(?:token|password|secret|key-data|value)["']?\s*:\s*["']?([^"'\s,{}]+)""", re.IGNORECASE
 )
 """What logs in: `token`, `password`, `client-key-data`, `client-secret`, and the `value` of variables of a program."""
+_CALLED_SECRET = re.compile(r"auth|bearer|token|pass|secret|key|cookie|credential", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[\w.~+=-]{16,}")
 _BASE64_LINE = re.compile(r"\s*[A-Za-z0-9+/]{40,}={0,2}\s*")
 """A line of a longer value, as YAML folds it."""
 
@@ -34,21 +39,59 @@ def find_secrets(config: Config, salvage: Salvage | None = None) -> list[str]:
 
     Of each line: all of it, what follows a colon, and the words of that (`Authorization: Bearer TOKEN`); of a file in
     PEM private keys alone, of a kubeconfig what its keys call a secret. Of addresses in the configuration: the
-    password. salvage: more of both, of a configuration that is wrong.
+    password; of [acts] exec the arguments that may be secrets. salvage: more of both, of a configuration that is wrong.
     """
     found = {part for _, value in flatten(config) for part in _find_passwords(value)}
-    files = {*list_secret_files(config).values(), *_list_node_keys(config.kafka.node_keys)}
+    found |= {part for words in config.acts.exec.values() for part in _find_in_words(words)}
     if salvage is not None:
         found |= {*salvage.secrets, *(part for text in salvage.addresses for part in _find_passwords(text))}
-        files |= {*salvage.files}
-    for path in files:
+    for path in _list_files(config, salvage):
         try:
             text = read_regular(path).decode(errors="replace")
         except OSError:
-            continue
+            continue  # see list_unread
         found |= {*_find_in_file(text)}
-    written = {form for text in found for form in (text, json.dumps(text)[1:-1], quote(text, safe=""))}
+    written = {form for text in found if len(text) >= MIN_SECRET for form in _list_forms(text)}
     return sorted((text for text in written if len(text) >= MIN_SECRET), key=len, reverse=True)
+
+
+def list_unread(config: Config, salvage: Salvage | None = None) -> list[str]:
+    """Returns the files of secrets that exist and that this user may not read: what they contain is not hidden."""
+    found = []
+    for path in sorted({*_list_files(config, salvage), *filter(None, (config.kafka.node_keys,))}):
+        try:
+            os.listdir(path) if path.is_dir() else read_regular(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            found.append(f"{path}: {error.strerror}")
+    return found
+
+
+def _list_files(config: Config, salvage: Salvage | None) -> set[Path]:
+    files = {*list_secret_files(config).values(), *_list_node_keys(config.kafka.node_keys)}
+    return files | {*(salvage.files if salvage is not None else ())}
+
+
+def _list_forms(text: str) -> Iterator[str]:
+    """Yields a secret as logs write it: as JSON, in addresses and forms, as Python shows it, in base64."""
+    yield from (text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text))
+    shown = text.encode("unicode_escape").decode()
+    yield from (shown, shown.replace("'", "\\'"), repr(text)[1:-1])
+    content = text.encode(errors="replace")
+    for before in range(3):  # bytes of what stands before it in the same group of three, such as `user:`
+        start, end = -(-8 * before // 6), 8 * (before + len(content)) // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            yield encode(bytes(before) + content).decode()[start:end]
+
+
+def _find_in_words(words: Sequence[str]) -> Iterator[str]:
+    """Yields the secrets among the arguments of a program: what is called one, and what looks like one."""
+    for before, word in itertools.pairwise(words):
+        called = _CALLED_SECRET.search(word) or (before.startswith("-") and _CALLED_SECRET.search(before))
+        if called or _RANDOM.fullmatch(word):
+            value = re.split("[:=]", word, maxsplit=1)[-1].strip()
+            yield from (word, value, *value.split())
 
 
 def _find_in_file(text: str) -> Iterator[str]:

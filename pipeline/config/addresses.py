@@ -26,6 +26,9 @@ _PROGRAMS = ("agent", "collector", "detector", "exporter", "service")
 _KINDS = "|".join(("account", "acct", "mailto", "oidc", *(kind for kind in KINDS if kind not in _PROGRAMS)))
 _NAME = re.compile(rf"(?:{_KINDS}):[^\s:/@?#]+@[\w.-]+")
 """A name that has the form of a login. One with a port, path or query may be an address, whose user is named so."""
+_ARGUMENTS = re.compile(r"(?:.*\.)?acts\.exec\.[^.]+")
+"""Keys of the programs that carry out acts, in a configuration and in a group of it."""
+_ARGUMENT = re.compile(r"(--?[A-Za-z]|--[a-z][a-z-]*|\{(?:node|act|reason)\})(?:(=.*))?", re.DOTALL)
 _WHOLE = re.compile(r"(\w[\w+.-]*://)(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(?<![\w+.-])([+.-]*+)(\w[\w+.-]*+://)((?:\\\\|[^\s'\"<>\\])*+)")
 """Looked for where a word begins, not at each of its letters: a word of 100,000 letters, as base64, took minutes."""
@@ -34,19 +37,28 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^][:@]+)(?::[0-9]*)?")
 
 
 def hide_addresses(value: Any, key: str = "") -> Any:
-    """Returns a value of the configuration; each address in it, also with quotes and spaces, only to its host.
+    """Returns a value of the configuration; each address in it, also with quotes and spaces, only to its host, and of
+    the programs of [acts] exec no argument, which may be a token.
 
     key: of the value, such as `notify.webhooks[0].url`; says whether a text without a scheme is an address or a name.
     """
     if isinstance(value, Mapping):
-        return {name: hide_addresses(one, str(name)) for name, one in value.items()}
+        return {name: hide_addresses(one, f"{key}.{name}" if key else str(name)) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
+        if _ARGUMENTS.fullmatch(key):
+            return [*value[:1], *map(_hide_argument, value[1:])]
         return [hide_addresses(one, key) for one in value]
     if not isinstance(value, str):
         return value
     if found := _WHOLE.fullmatch(value):
         return found[1] + _hide_rest(found[2])
     return _hide_rest(value) if _is_address(value, key) else hide_in_text(value)
+
+
+def _hide_argument(word: object) -> str:
+    """Returns an argument of a program if it is the name of an option or what stands for a node; else none of it."""
+    found = _ARGUMENT.fullmatch(str(word))
+    return HIDDEN if found is None else f"{found[1]}={HIDDEN}" if found[2] else str(word)
 
 
 def hide_address(text: str) -> str:

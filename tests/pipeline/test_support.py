@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import json
 import os
+import re
 import tarfile
 import time
 import tomllib
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
-from pipeline.commands import support
+from pipeline.commands import support, support_secrets
+from pipeline.commands.support_secrets import find_secrets, hide
 from pipeline.config.addresses import HIDDEN
 from pipeline.config.sections import Config, load_config
 from pipeline.config.toml_text import write_toml
@@ -162,6 +168,62 @@ def test_of_a_kubeconfig_and_a_chain_with_its_key_what_logs_in_is_hidden_and_not
         assert secret not in logged
     for public in ("name: default", "cHVibGljCg==public", "cHVibGljIHBhcnQ", "10.0.0.1:6443", "-----BEGIN PRIVATE"):
         assert public in logged
+
+
+@pytest.mark.parametrize("user", ["", "a:", "ab:", "operator:"])
+@pytest.mark.parametrize("secret", ["pa55 w/rd+of=it", "umlaut-ä-and-'quotes'", 'back\\slash"1'])
+def test_a_secret_is_hidden_in_each_form_in_which_logs_have_it(tmp_path: Path, secret: str, user: str) -> None:
+    (tmp_path / "password").write_text(f"{secret}\n")
+    (tmp_path / "fleetpulse.toml").write_text(f"[kafka]\npassword_file = '{tmp_path}/password'\n")
+    secrets = find_secrets(load_config(tmp_path / "fleetpulse.toml", {}))
+    basic = base64.b64encode(f"{user}{secret}".encode()).decode()
+    for form in (secret, repr(secret), quote_plus(secret), quote(secret), json.dumps(secret), str([secret])):
+        assert re.fullmatch(r"got [\['\"]*\(hidden\)[\]'\"]* here", hide(f"got {form} here", secrets)), form
+    assert len(hide(basic, secrets).replace(HIDDEN, "")) <= len(user) * 4 // 3 + 6
+
+
+EXEC = """[acts.exec]
+reboot = [
+    "/usr/bin/curl", "-X", "POST", "-H", "Authorization: Bearer tok-of-the-exec", "--data=a7f3e9b2c4d5e6f7a8", "{node}"
+]
+"""
+
+
+def test_arguments_of_programs_are_hidden_with_the_secrets_among_them(
+    site: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf.d" / "60-acts.toml").write_text(EXEC)
+    put_journalctl(tmp_path, monkeypatch, "echo ran curl POST tok-of-the-exec for n1")
+    found = read(load_config(tmp_path / "fleetpulse.toml", {}), tmp_path / "s.tar.gz")
+    shown = ["/usr/bin/curl", "-X", HIDDEN, "-H", HIDDEN, f"--data={HIDDEN}", "{node}"]
+    assert json.loads(found["configuration.json"])["acts.exec.reboot"] == shown
+    assert tomllib.loads(found["files/conf.d/60-acts.toml"])["acts"]["exec"]["reboot"] == shown
+    assert found["log/pipeline.txt"] == f"ran curl POST {HIDDEN} for n1\n"
+    assert "tok-of-the-exec" not in "".join(found.values())
+
+
+@pytest.mark.parametrize("wrong", ["", "[api]\nprt = 1\n"])
+def test_files_of_secrets_that_cannot_be_read_are_named(
+    site: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Run without the right to read them, it hid nothing of them in logs, and said nothing."""
+    file = tmp_path / "fleetpulse.toml"
+    file.write_text(wrong + file.read_text().replace("[api]\n", "" if wrong else "[api]\n"))
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "kafka.password":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return path.read_bytes()
+
+    monkeypatch.setattr(support_secrets, "read_regular", refuse)
+    names, said = support.write_with_any(str(file), tmp_path / "s.tar.gz", "[]")
+    assert "warning: 1 files of secrets cannot be read by this user, so nothing of them is hidden" in said
+    assert f"{tmp_path}/kafka.password: Permission denied" in said
+    assert "secrets-not-hidden.txt" in names
+    with tarfile.open(tmp_path / "s.tar.gz") as archive:
+        part = archive.extractfile("fleetpulse-support/secrets-not-hidden.txt")
+        assert part is not None
+        assert part.read().decode() == f"{tmp_path}/kafka.password: Permission denied\n"
 
 
 def test_toml_that_is_written_is_read_as_the_same_values() -> None:
