@@ -1,5 +1,7 @@
 """Which of our alerts are silenced at a receiver, read back so that people see it beside the incident.
 
+What an acknowledgement silenced there is silenced again if the receiver lost it, as alerts are sent again.
+
 Each receiver of this kind has a thread for it: a slow answer delays no alert.
 """
 
@@ -14,7 +16,7 @@ from typing import Any
 from pipeline.model.records import SECOND
 from pipeline.notify.delivery import Call
 from pipeline.notify.held_messages import Store
-from pipeline.notify.receivers import Endpoint
+from pipeline.notify.receivers import Endpoint, Message
 
 RESEND_RESOLVED_S = 300
 """Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
@@ -22,6 +24,18 @@ _RESENT = """
 SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
 GROUP BY incident HAVING arg_max(kind, number) = 'firing' OR epoch_us(max(next_attempt)) >= $2
 """
+MOST_RENEWED = 500
+"""Silences that are looked for after one reading. Chosen: 5 s of requests of 10 ms."""
+_ACKNOWLEDGED = """
+SELECT arg_max(o.id, o.number), o.incident, arg_max(o.kind, o.number), arg_max(o.payload, o.number),
+    epoch_us(arg_max(o.next_attempt, o.number))
+FROM outbox o JOIN incidents i ON i.id = o.incident
+WHERE o.receiver = $1 AND o.state = 'delivered' AND i.state = 'acknowledged'
+AND NOT list_contains($2::VARCHAR[], o.incident) AND (o.kind = 'update'
+     OR (o.kind = 'firing' AND o.payload ->> '$.fleetpulse.incident.state' = 'acknowledged'))
+GROUP BY o.incident ORDER BY max(o.number) DESC LIMIT $3
+"""
+"""The newest message that made a silence, of incidents that are acknowledged; the time is that of its delivery."""
 _GONE = "DELETE FROM notify_silences WHERE receiver = $1 AND NOT list_contains($2::VARCHAR[], incident)"
 _SILENCED = "INSERT OR REPLACE INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 
@@ -64,6 +78,8 @@ class RemoteSilences:
         now, name = self._clock(), self._endpoint.name
         alerts: Sequence[Mapping[str, Any]] = load_resent(self._store, name, now)
         found = self._endpoint.read_silences(alerts, now, self._call) if alerts else {}
+        if found is not None and self._endpoint.reports("acknowledged"):
+            self._endpoint.renew_silences(self._load_acknowledged(list(found)), now, self._call)
         if found is None or found == self._stored:
             return
         with self._store.transaction() as connection:
@@ -71,6 +87,12 @@ class RemoteSilences:
             for incident, text in found.items():
                 connection.execute(_SILENCED, [name, incident, text, now])
         self._stored = found
+
+    def _load_acknowledged(self, silenced: Sequence[str]) -> list[Message]:
+        """Returns the messages of acknowledgements that silence nothing at the receiver now."""
+        with closing(self._store.cursor()) as cursor:
+            rows = cursor.execute(_ACKNOWLEDGED, [self._endpoint.name, silenced, MOST_RENEWED]).fetchall()
+        return [Message(id_, thread, kind, json.loads(body), "", time) for id_, thread, kind, body, time in rows]
 
 
 def build_remote_silences(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.receivers import Alertmanager, Notify
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, Life, iso
 from pipeline.notify.delivery import Answer, Request
 from pipeline.notify.receivers.alertmanager import AlertmanagerEndpoint
 from tests.pipeline.notifier_harness import NotifierHarness
@@ -108,3 +108,69 @@ def test_one_that_does_not_answer_is_asked_once_and_changes_nothing(harness: Not
     remote.dead, remote.asked = ("/silence/",), []
     assert set(read(harness, remote).values()) == {"silenced"}
     assert remote.asked == ["/alerts", "/silence/s0"]
+
+
+class Forgetful:
+    """An Alertmanager with a list of silences, which a test empties. gone: whether it does not list them."""
+
+    def __init__(self) -> None:
+        self.silences: list[dict[str, Any]] = []
+        self.gone = False
+
+    def __call__(self, request: Request, **_: Any) -> Answer:
+        path = request.target.url.split("/api/v2")[1]
+        if not path.startswith("/silences"):
+            active = [s["matchers"][0]["value"] for s in self.silences if s["status"] == "active"]
+            rows = [{"labels": {"incident": i}, "status": {"silencedBy": ["s0"], "inhibitedBy": []}} for i in active]
+            return Answer(200, body=json.dumps(rows if path.startswith("/alerts?") else {}).encode())
+        if request.body is None:
+            return Answer(500 if self.gone else 200, body=json.dumps(self.silences).encode())
+        self.silences.append({**json.loads(request.body), "status": "active"})
+        return Answer(200, body=b'{"silenceID": "s0"}')
+
+
+@pytest.fixture
+def acknowledged(tmp_path: Path) -> Iterator[tuple[NotifierHarness, Forgetful]]:
+    """A page whose acknowledgement is a silence of 15 minutes at an Alertmanager."""
+    push = Alertmanager("am", ("http://127.0.0.1:1",), ack_as_silence="15m", allow_http=True)
+    made, remote = NotifierHarness(tmp_path, [], Notify(alertmanagers=(push,))), Forgetful()
+    made.notifier._call = made.notifier.silences["am"]._call = remote  # type: ignore[assignment]
+    for kind, state, by in (("opened", "open", ""), ("acknowledged", "acknowledged", "ada")):
+        made.write_change(kind, state=state, life=Life(acknowledged_by=by))
+        assert made.send_due(name="am") == 1
+    made.notifier.silences["am"].read()
+    assert len(remote.silences) == 1
+    yield made, remote
+    made.close()
+
+
+def test_an_alertmanager_that_lost_its_disk_gets_the_rest_of_the_silence_of_an_acknowledgement(
+    acknowledged: tuple[NotifierHarness, Forgetful],
+) -> None:
+    harness, remote = acknowledged
+    (made,), remote.silences = remote.silences, []
+    harness.now += 300 * SECOND
+    remote.gone = True
+    harness.notifier.silences["am"].read()
+    assert remote.silences == []
+    remote.gone = False
+    for _ in range(2):
+        harness.notifier.silences["am"].read()
+    assert remote.silences == [{**made, "startsAt": iso(harness.now)}]
+    remote.silences.clear()
+    harness.now += 601 * SECOND
+    harness.notifier.silences["am"].read()
+    assert remote.silences == [], "its length has passed"
+
+
+def test_a_silence_that_ended_there_or_whose_acknowledgement_ended_is_not_made_again(
+    acknowledged: tuple[NotifierHarness, Forgetful],
+) -> None:
+    harness, remote = acknowledged
+    remote.silences[0]["status"] = "expired"
+    harness.notifier.silences["am"].read()
+    assert len(remote.silences) == 1
+    remote.silences.clear()
+    harness.write_change("acknowledgement_expired", state="open", life=Life())
+    harness.notifier.silences["am"].read()
+    assert remote.silences == []

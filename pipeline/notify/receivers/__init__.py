@@ -172,6 +172,9 @@ class Endpoint:
         """Returns incident -> who silenced its alert at the receiver, until when, and why; None if it does not say."""
         return {}
 
+    def renew_silences(self, messages: Sequence[Message], now: int, call: Call) -> None:
+        """Makes again what these acknowledgements, as they were delivered, made at the receiver and it has lost."""
+
 
 def build_endpoints(receivers: Iterable[config.ReceiverConfig], secrets: bool = True) -> dict[str, Endpoint]:
     """Returns the endpoints of all receivers by name. Raises ConfigError if one can never be called.
