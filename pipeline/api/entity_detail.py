@@ -39,9 +39,9 @@ def read_entity(cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: s
     listed = parts[:MAX_PARTS]
     known = {e: (p, a, s) for e, p, a, s in cursor.execute(_INVENTORY, [[entity, *listed, *above]]).fetchall()}
     own = [s for e, _, s, _ in sent if e == entity]
-    if entity not in known and not own and not below:
+    if entity not in known and not own and not below and entity not in topology.parents:
         raise KeyError(entity)
-    empty: tuple[tuple[str, ...], str, bool] = ((), "{}", bool(own and own[0]))
+    empty: tuple[tuple[str, ...], str, bool] = (topology.parents.get(entity, ()), "{}", bool(own and own[0]))
     parents, attributes, simulated = known.get(entity, empty)
     return {
         "entity": entity,

@@ -167,9 +167,10 @@ def run_silences(config: Config, given: argparse.Namespace) -> tuple[Rows, Seque
         span = {"seconds": given.hours * 3600, "reason": given.reason, "starts": given.starts}
         scopes = () if given.command == "silences" else given.scopes
         what = {"scopes": scopes} if scopes else {"matchers": given.matchers}
-        for scope in _find_unknown(config, scopes):
-            sys.stderr.write(f"fleetpulse: warning: {scope} is not known: no incident is below it; is it misspelt?\n")
-        return [_send(config, where, {**what, **span})], SILENCES
+        made = _send(config, where, {**what, **span})
+        if made.get("warning"):
+            sys.stderr.write(f"fleetpulse: warning: {made['warning']}\n")
+        return [made], SILENCES
     path = f"/silences/{quote(given.id, safe='')}"
     if verb in ("expire", "end"):
         return [_send(config, f"{path}/expire", {}, given.expected)], SILENCES
@@ -329,12 +330,6 @@ def _get(config: Config, path: str) -> Any:
     if status != 200:
         raise client.make_error(status, answer, f"{client.base_url(config)}/api/v1{path}")
     return answer
-
-
-def _find_unknown(config: Config, scopes: Sequence[str]) -> list[str]:
-    """Returns the entities that the pipeline does not know."""
-    asked = {scope: f"/api/v1/entity?{urlencode({'entity': scope})}" for scope in scopes}
-    return [scope for scope, path in asked.items() if client.get(config, path, timeout=30.0)[0] == 404]
 
 
 def _send(config: Config, path: str, body: Mapping[str, Any], version: int | None = None) -> Any:

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import fleetpulse
+from pipeline.api.entity_detail import read_entity
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
@@ -110,10 +111,13 @@ def test_where_there_is_nothing_a_command_says_of_what_and_programs_get_an_empty
 
 
 @pytest.mark.slow
-def test_maintenance_of_what_no_agent_and_no_source_names_is_announced_with_a_warning(run):
-    code, out, err = run("maintenance", "add", "rack:r1", "rack:r-1", "--hours", "1", "--reason", "pump")
+def test_maintenance_of_what_no_agent_and_no_source_names_is_announced_with_a_warning(run, site):
+    site.topology.merge({"node:n20": ("rack:r1",)})  # of [topology] path, before an agent runs there
+    code, out, err = run("maintenance", "add", "rack:r1", "node:n20", "rack:r-1", "--hours", "1", "--reason", "pump")
     assert (code, out.count("maintenance")) == (0, 1)
-    assert err == "fleetpulse: warning: rack:r-1 is not known: no incident is below it; is it misspelt?\n"
+    said = "scope = 'rack:r-1': unknown entity; no effect until it appears; did you mean 'rack:r1'?"
+    assert err == f"fleetpulse: warning: {said}\n"
+    assert read_entity(site.database.cursor(), site.topology, "node:n20")["parents"] == ["rack:r1"]
 
 
 NOW = from_iso("2026-01-31T08:10:00Z")
