@@ -291,6 +291,7 @@ def _doctor(given: argparse.Namespace) -> int:
     # collectors first: they are forked, which must happen before other checks start threads
     collectors = doctor.run_checks(config, [node_doctor.prepare_collector_checks(config)])
     checks = [*doctor.run_checks(config), *doctor.run_checks(config, [node_doctor.check_agent]), *collectors]
+    checks += next_steps.check_gate(config, checks) if next_steps.is_gate() else []
     if given.output == "table":
         sys.stdout.write(doctor.format_checks(checks))
         sys.stdout.write("\n".join(["", *next_steps.suggest_next(config, checks), ""]))

@@ -27,6 +27,7 @@ from agents.collectors.registry import configured_collectors
 from agents.node.health import status_file
 from agents.node.once import NO_ANSWER_YET, CollectorReport, find_unreachable, read_once
 from pipeline.commands.checks import Check
+from pipeline.commands.next_steps import STARTING
 from pipeline.config.sections import Config
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
@@ -225,7 +226,7 @@ def check_agent(config: Config) -> Check:
         return _judge_absence(written)
     age = lock_age if written is None else written
     if age <= status_file.STALE_S:
-        return Check("agent", "ok", "is starting" if written is None else f"wrote its status {age:.0f} s ago")
+        return Check("agent", "ok", STARTING if written is None else f"wrote its status {age:.0f} s ago")
     remedy = "ps -o pid,stat,cmd -C fleetpulse  # T: kill -CONT PID; else systemctl restart fleetpulse-agent"
     return Check("agent", "fail", f"has been hung or stopped for {age:.0f} s", _MEANING_AGENT, remedy)
 

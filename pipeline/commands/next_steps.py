@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from pipeline.commands.checks import Check
+from pipeline.commands.installed import is_node
 from pipeline.config.sections import Config
 
 SHOWN = 3
 """Steps that are named; more confuse. Chosen."""
+GATE = "FLEETPULSE_GATE"
+"""Variable of the environment with which a round of `doctor --wait` knows that it is one."""
+STARTING = "is starting"
+"""What the check of the agent finds of one that has not yet read anything."""
 PAUSE_S = 2.0
 """Between two rounds of `doctor --wait` (s). Chosen: a round takes about one."""
 
@@ -39,6 +45,28 @@ def suggest_next(config: Config, checks: Sequence[Check]) -> list[str]:
     return [f"Next: every check passed; the dashboard is {address}"]
 
 
+def is_gate() -> bool:
+    """Returns whether this is a round of `doctor --wait`."""
+    return GATE in os.environ
+
+
+def check_gate(config: Config, checks: Sequence[Check]) -> list[Check]:
+    """Returns a failed check if what a gate waits for does not run here, and nothing says so; else none.
+
+    Without a unit nothing says that a pipeline or an agent should run, so that its absence is no failure of `doctor`;
+    a gate that passes then has tested nothing. Over spools the pipeline is on this host; with Kafka either counts.
+    """
+    if any(check.state == "fail" for check in checks):
+        return []
+    runs = {check.name for check in checks if check.state == "ok" and check.found != STARTING}
+    needs = {"api", "agent"} if is_node() or config.pipeline.transport == "kafka" else {"api"}
+    if runs & needs:
+        return []
+    what = "no agent" if is_node() else "no pipeline" if needs == {"api"} else "neither a pipeline nor an agent"
+    found = f"{what} runs here yet"
+    return [Check("gate", "fail", found, "--wait would have tested nothing", "start it; without one: no --wait")]
+
+
 def wait_until_sound(
     command: Sequence[str],
     seconds: float,
@@ -51,7 +79,7 @@ def wait_until_sound(
     """
     end = monotonic() + seconds
     while True:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, GATE: "1"})
         if done.returncode in (0, 2) or monotonic() + PAUSE_S >= end:
             sys.stdout.write(done.stdout)
             sys.stderr.write(done.stderr)

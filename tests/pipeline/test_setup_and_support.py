@@ -19,12 +19,12 @@ import pytest
 from pipeline.commands.arguments import build_parser
 from pipeline.commands.checks import Check
 from pipeline.commands.configuration import show_config
-from pipeline.commands.next_steps import suggest_next, wait_until_sound
+from pipeline.commands.next_steps import check_gate, suggest_next, wait_until_sound
 from pipeline.commands.setup import run_setup
 from pipeline.commands.support import collect, write_support
 from pipeline.commands.support_secrets import find_secrets, hide
 from pipeline.config.addresses import HIDDEN, hide_address, hide_addresses, hide_in_text
-from pipeline.config.sections import Config, load_config
+from pipeline.config.sections import Config, Pipeline, load_config
 from pipeline.model.errors import ConfigError, Refused, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -360,6 +360,30 @@ def test_the_gate_repeats_until_nothing_fails_and_gives_up_in_time(tmp_path: Pat
     assert wait_until_sound(words, 60, lambda s: None, lambda: next(times)) == 0
     assert count.read_text() == "3"
     assert wait_until_sound(words, 6, lambda s: None, lambda: next(times)) == 3
+
+
+@pytest.mark.parametrize(
+    ("transport", "states", "failed"),
+    [
+        ("spool", {"api": "warn", "agent": "info"}, True),
+        ("spool", {"api": "warn", "agent": "ok"}, True),  # as `up` begins
+        ("spool", {"api": "ok", "agent": "info"}, False),
+        ("kafka", {"api": "warn", "agent": "info"}, True),
+        ("kafka", {"api": "warn", "agent": "ok"}, False),
+        ("kafka", {"api": "ok", "agent": "info"}, False),
+        ("spool", {"api": "fail", "agent": "info"}, False),  # it has failed already
+    ],
+)
+def test_a_gate_fails_where_nothing_runs(transport: str, states: dict[str, str], failed: bool) -> None:
+    """Within a second of `fleetpulse up`, without a unit, `doctor --wait` passed: it only warned of no pipeline."""
+    config = Config(pipeline=Pipeline(transport=transport))  # type: ignore[arg-type]
+    checks = [Check(name, state, "x") for name, state in states.items()]  # type: ignore[arg-type]
+    assert [check.state for check in check_gate(config, checks)] == ["fail"] * failed
+
+
+def test_an_agent_that_is_starting_does_not_pass_a_gate() -> None:
+    config = Config(pipeline=Pipeline(transport="kafka"))
+    assert check_gate(config, [Check("agent", "ok", "is starting")])
 
 
 @pytest.fixture
