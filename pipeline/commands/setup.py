@@ -1,4 +1,4 @@
-"""`fleetpulse setup`: five questions, one configuration file, the next commands. It starts nothing."""
+"""`fleetpulse setup`: four questions, one configuration file, the next commands. It starts nothing."""
 
 from __future__ import annotations
 

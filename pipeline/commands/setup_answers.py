@@ -1,4 +1,4 @@
-"""The five answers of `fleetpulse setup`: each is checked when it is given, and a question is asked again."""
+"""The answers of `fleetpulse setup`: each is checked when it is given, and a question is asked again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.names import MAX_NAME, find_name_fault
 
+ONE_HOST = "one-host"
+"""The role of a host with agent, pipeline and dashboard, over spools: without a broker."""
 MOST_GPUS = 64
 """GPUs of a node at most. Chosen: servers have up to 16, with PCIe expansion about 32; more is a typing error."""
 Ask = Callable[[str], str]
@@ -33,7 +35,7 @@ class Answers:
     packaged: bool
 
 
-def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool, usual_role: str = "one-host") -> Answers:
+def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool, usual_role: str = ONE_HOST) -> Answers:
     """Asks what no flag answers, again after an answer that cannot work. Enter takes the default in brackets.
 
     Raises UsageError or ConfigError for a flag that cannot work, and what `ask` raises when the input ends.
@@ -42,12 +44,14 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool, usual_role: str
     _check_flags(given)
     answer = functools.partial(_answer, ask)
     role = ask_role(given, ask, usual_role)
-    site = answer(given.site, "2/5 Name of the site", "local", _check_site)
-    usual = "" if role == "one-host" else "kafka-1:9092"
-    kafka = answer(given.kafka, "3/5 Kafka brokers, with commas", usual, lambda text: _check_kafka(role, text))
+    site = answer(given.site, "2/4 Name of the site", "local", _check_site)
+    alone = role == ONE_HOST
+    brokers = "" if given.kafka is None and alone else given.kafka
+    check = functools.partial(_check_kafka, role)
+    kafka = answer(brokers, "3/4 Kafka brokers, with commas", "kafka-1:9092", check)
     flag = str(given.gpus) if given.gpus is not None else "0" if role == "server" else None  # it has none to count
-    gpus = answer(flag, "4/5 GPUs of each node, 0: not checked", "0", _check_gpus)
-    question = f"{4 if role == 'server' else 5}/5 Webhook for alerts, empty: none"
+    gpus = answer(flag, f"{4 - alone}/4 GPUs of each node, 0: not checked", "0", _check_gpus)
+    question = "4/4 Webhook for alerts, empty: none"
     receiver = None if role == "node" else ask_webhook(given, ask, question)
     _check_allowances(given, role, "" if receiver is None else None)
     return Answers(role, site, kafka, int(gpus), receiver, packaged)
@@ -55,7 +59,7 @@ def ask_all(given: argparse.Namespace, ask: Ask, packaged: bool, usual_role: str
 
 def ask_role(given: argparse.Namespace, ask: Ask, usual: str) -> str:
     """Returns the role of the host; asks for it if no flag says it. usual: what Enter takes."""
-    question = f"1/5 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}"
+    question = f"1/4 This host is a {', '.join(ROLES[:2])} or {ROLES[2]}"
     return _answer(ask, given.role, question, usual, _check_role)
 
 
@@ -111,9 +115,11 @@ def _check_site(text: str) -> None:
 
 def _check_kafka(role: str, text: str) -> None:
     _check_length("--kafka", text, MOST_TEXT, "brokers")
+    if text and role == ONE_HOST:
+        raise UsageError(f"setup: --kafka {text!r}: {ONE_HOST} has no broker; expected no --kafka, or --role server")
     if text:
         build_section(Config, {"kafka": {"bootstrap_servers": text}}, "setup")
-    elif role != "one-host":
+    elif role != ONE_HOST:
         raise UsageError(f"setup: a {role} needs Kafka: expected --kafka host:port; without it: --role one-host")
 
 

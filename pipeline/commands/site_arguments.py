@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 ROLES = ("node", "server", "one-host")
 SITE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "setup": (
-        "ask five questions, write the configuration, and print the next commands",
+        "ask four questions, write the configuration, and print the next commands",
         (
             option("--role", "what this host is", choices=ROLES),
             option("--site", "name of the site", metavar="NAME"),

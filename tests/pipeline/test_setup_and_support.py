@@ -123,9 +123,7 @@ def test_an_answer_that_cannot_work_is_refused_and_nothing_is_written(
 def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why(tmp_path: Path) -> None:
     path, asked = tmp_path / "fleetpulse.toml", []
     digits = "9" * 5000
-    answers = iter(
-        f"head\none-host\na/b\neast\nk:99999\nk:9092\n800\n²\n{digits}\n8\nhttp://x.example/\nno\n\n".splitlines()
-    )
+    answers = iter(f"head\none-host\na/b\neast\n800\n²\n{digits}\n8\nhttp://x.example/\nno\n\n".splitlines())
 
     def ask(question: str) -> str:
         asked.append(question)
@@ -133,23 +131,37 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
 
     run_setup(build_parser().parse_args(["setup", "--config", str(path)]), ask, True, tmp_path, path)
     config = load_config(path, {})
-    assert (config.site.name, config.kafka.bootstrap_servers) == ("east", "k:9092")
+    assert (config.site.name, config.pipeline.transport) == ("east", "spool")
     assert config.collector["pci"]["gpus_expected"] == 8
     again = [question.split("\n")[0] for question in asked if "\n" in question]
     assert [text.rpartition("expected ")[2] for text in again] == [
         "one of node, server, one-host",
         "a name: not empty, no slash, no control character, not '.' or '..'",
-        "host:port with a port from 1 to 65535, several with commas between them",
         "a number from 0 to 64, such as 8",
         "a number from 0 to 64, such as 8",
         "a number from 0 to 64, such as 8",
         "https, or allow_http = true; flags of setup: --allow-http, --allow-private NETWORK",
     ]
     assert [question.split("\n")[-1][:3] for question in asked] == [
-        *(f"{n}/5" for n in (1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5)),
+        *(f"{n}/4" for n in (1, 1, 2, 2, 3, 3, 3, 3, 4)),
         "x.e",  # it is called by http
-        "5/5",
+        "4/4",
     ]
+
+
+def test_only_a_host_with_a_broker_is_asked_for_it(tmp_path: Path) -> None:
+    """One host was asked for brokers too, and then told to run `fleetpulse up`, which is without any."""
+    path, asked = tmp_path / "fleetpulse.toml", []
+    answers = iter("server\neast\nk:99999\nk:9092\n\n".splitlines())
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return next(answers)
+
+    run_setup(build_parser().parse_args(["setup", "--config", str(path)]), ask, True, tmp_path, path)
+    assert load_config(path, {}).kafka.bootstrap_servers == "k:9092"
+    assert "expected host:port with a port from 1 to 65535" in asked[3]
+    assert [question.split("\n")[-1][:3] for question in asked] == [f"{n}/4" for n in (1, 2, 3, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +170,7 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
         (("--gpus", "65"), "from 0 to 64"),
         (("--kafka", "k:99999"), "from 1 to 65535"),
         (("--kafka", "", "--role", "server"), "a server needs Kafka"),
+        (("--kafka", "k:9092", "--role", "one-host"), "one-host has no broker; expected no --kafka, or --role server"),
         (("--webhook", "http://x.example"), "found http"),
         (("--webhook", "", "--allow-http"), "--allow-http: there is no webhook"),
         (("--role", "node", "--allow-private", "10.0.0.0/8"), "--allow-private: there is no webhook"),
@@ -511,7 +524,7 @@ def test_setup_and_support_run_as_commands(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "fleetpulse.py")]
     words = ["setup", "--config", str(path), "--role", "one-host", "--site", "a", "--kafka", "", "--gpus", "0"]
     ran = subprocess.run([*command, *words], input="\n", capture_output=True, text=True, env=environ)
-    assert (ran.returncode, ran.stderr) == (0, "5/5 Webhook for alerts, empty: none []: ")
+    assert (ran.returncode, ran.stderr) == (0, "4/4 Webhook for alerts, empty: none []: ")
     words = ["setup", "--config", str(tmp_path / "more" / "fleetpulse.toml")]
     ended = subprocess.run([*command, *words], input="node\neast\n", capture_output=True, text=True, env=environ)
     assert ended.returncode == 2
