@@ -89,6 +89,7 @@ def test_every_variable_has_a_default() -> None:
         "fleetpulse_removed",
         "fleetpulse_present",
         "fleetpulse_older",
+        "fleetpulse_other",
     }
     made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
@@ -282,7 +283,8 @@ def test_copied_packages_of_other_versions_go_and_an_upgrade_is_not_undone(
     installed.write_text("0.2.0")
     answers = {
         "dpkg-query": f"echo installed $(cat {installed})-1; echo not-installed",
-        "rpm": f"[ $1 = -q ] || exec {tmp_path}/dpkg $*\ncat {installed}\necho; echo package x is not installed",
+        "rpm": "[ $2 != --quiet ] || exit 1\n"
+        f"[ $1 = -q ] || exec {tmp_path}/dpkg $*\ncat {installed}\necho; echo package x is not installed",
         "dpkg": f"for last; do :; done; cat $last > {installed}",
         "dpkg-deb": "echo",
     }

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 import tarfile
@@ -169,6 +170,78 @@ def test_parts_are_installed_by_name() -> None:
     known = done.stderr.partition("there are: ")[2].split()
     functions = [line[5:].partition("(")[0] for line in Path(words[1]).read_text().splitlines() if line[:5] == "part_"]
     assert sorted(known) == sorted(functions)
+
+
+RPM_TO_SERVER = (("-e", "--justdb", "--noscripts", "fleetpulse-agent"), ("-U", "fleetpulse-server"))
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Returns deb and rpm of agent and server by name, as `make dist` describes them, with nothing of the software."""
+    nfpm = shutil.which("nfpm") or next(Path.home().glob(".cache/fleetpulse/nfpm/*/nfpm"), None)
+    if nfpm is None or shutil.which("rpm") is None:
+        do_without("dist", "no nfpm or rpm here: run 'make parts PARTS=dist'")
+    folder = tmp_path_factory.mktemp("packages")
+    made = {}
+    for kind, other in (("agent", "server"), ("server", "agent")):
+        (folder / kind / "bin").mkdir(parents=True)
+        (folder / kind / "bin/fleetpulse").write_text(kind)
+        values = {"KIND": kind, "OTHER": other, "SUMMARY": "a", "VERSION": "1.0.0", "COMMIT": "a", "ARCH": "amd64"}
+        values |= {"BUNDLE": str(folder / kind), "MTIME": "2026-01-01T00:00:00Z", "SCRIPTS": "deploy/packages/scripts"}
+        values |= {"SERVER": (ROOT / "deploy/packages/server.yaml").read_text() if kind == "server" else ""}
+        for form in ("deb", "rpm"):
+            values["GLIBC"] = "glibc"
+            text = string.Template((ROOT / "deploy/packages/nfpm.yaml").read_text()).substitute(values)
+            (folder / "nfpm.yaml").write_text(text)
+            target = made[f"{kind}.{form}"] = folder / f"fleetpulse-{kind}.{form}"
+            words = [nfpm, "package", "--config", folder / "nfpm.yaml", "--packager", form, "--target", target]
+            subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    return made
+
+
+@pytest.mark.parametrize(("kind", "other"), [("agent", "fleetpulse-server"), ("server", "fleetpulse-agent")])
+def test_an_rpm_obsoletes_nothing_and_conflicts_with_the_other(
+    kind: str, other: str, packages: dict[str, Path], tmp_path: Path
+) -> None:
+    """dnf installed the agent for who asked for the server, since each made the other obsolete."""
+    rpm = packages[f"{kind}.rpm"]
+    assert run("rpm", "-qp", "--obsoletes", str(rpm), cwd=tmp_path) == ""
+    assert run("rpm", "-qp", "--conflicts", str(rpm), cwd=tmp_path) == f"{other}\n"
+    if shutil.which("dpkg-deb"):
+        deb = str(packages[f"{kind}.deb"])
+        fields = run("dpkg-deb", "--field", deb, "Conflicts", "Replaces", "Recommends", cwd=tmp_path)
+        assert fields == f"Conflicts: {other}\nReplaces: {other}\nRecommends: systemd\n"
+
+
+def test_an_rpm_host_becomes_a_server_as_documented_and_keeps_its_configuration(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    page = (ROOT / "docs/install.md").read_text().replace("\n  ", " ")
+    config = tmp_path / "root/etc/fleetpulse/fleetpulse.toml"
+    files = {f"fleetpulse-{k.partition('.')[0]}": p for k, p in packages.items() if k.endswith(".rpm")}
+
+    def rpm(*words: str) -> subprocess.CompletedProcess[str]:
+        named = [str(files[word]) if word in files and words[0] != "-e" else word for word in words]
+        command = ["rpm", f"--root={tmp_path}/root", "--nodeps" if words[0] == "-e" else "--noscripts", *named]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    (tmp_path / "root").mkdir()
+    assert rpm("-i", "--nodeps", "fleetpulse-agent").returncode == 0
+    config.write_text("# mine\n")
+    refused = rpm("-U", "fleetpulse-server")
+    assert refused.returncode != 0
+    assert "conflicts with" in refused.stderr
+    for words in RPM_TO_SERVER:
+        assert f"rpm {' '.join(words)}" in page
+        done = rpm(*words, *(("--nodeps",) if words[0] == "-U" else ()))
+        assert done.returncode == 0, done.stderr
+        assert "conflicts with" not in rpm("-U", "--test", "fleetpulse-server").stderr
+    assert run("rpm", f"--root={tmp_path}/root", "-qa", cwd=tmp_path) == "fleetpulse-server-1.0.0-1.x86_64\n"
+    assert config.read_text() == "# mine\n"
+    assert (tmp_path / "root/opt/fleetpulse/bin/fleetpulse").read_text() == "server"
+    assert (tmp_path / "root/usr/lib/systemd/system/fleetpulse-agent.service").exists()
 
 
 @pytest.mark.slow
