@@ -23,7 +23,7 @@ from pipeline.model.signals import CATALOGUE
 
 MIN_BAND_PEERS = 5
 """Fewest peers for which a band of 80 % is drawn; with fewer, the median is enough. Chosen."""
-HINT = "Point at a chart for values; drag across it to zoom. Keys: arrows, + and -."
+HINT = "Point at a chart for values; click to keep them, drag across it to zoom. Keys: arrows, +, - and Escape."
 _HERE = Path(__file__).parent
 _charts = st.components.v2.component(
     "fleetpulse.time_chart",

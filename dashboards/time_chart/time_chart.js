@@ -288,6 +288,15 @@ function redraw(view) {
   });
 }
 
+// ends a drag, during which the charts are not built again: that would end it without a range
+function settle(view) {
+  view.dragging = false;
+  const waiting = view.root.fleetpulseNext;
+  view.root.fleetpulseNext = null;
+  if (waiting) waiting();
+  else redraw(view);
+}
+
 function listen(view, place, zoom) {
   const { canvas } = place, { data } = view;
   const timeAt = (event) => {
@@ -297,28 +306,29 @@ function listen(view, place, zoom) {
   let down = null;
   canvas.onpointerdown = (event) => {
     if (event.button !== 0) return;
-    if (event.pointerType === "mouse") { down = { x: event.clientX, time: timeAt(event) }; canvas.setPointerCapture(event.pointerId); }
-    setCursor(view, timeAt(event));
+    if (event.pointerType === "mouse") { down = { x: event.clientX, time: timeAt(event) }; view.dragging = true; canvas.setPointerCapture(event.pointerId); }
+    if (event.pointerType !== "mouse" || !view.pinned) setCursor(view, timeAt(event));
   };
   canvas.onpointermove = (event) => {
     if (down && Math.abs(event.clientX - down.x) > EDGE) view.brush = [down.time, timeAt(event)];
-    setCursor(view, timeAt(event));
+    if (!view.pinned) setCursor(view, timeAt(event));
+    else if (down) redraw(view);
   };
-  canvas.onpointerup = () => {
+  canvas.onpointerup = (event) => {
     const chosen = view.brush;
+    if (down && !chosen) { view.pinned = !view.pinned; setCursor(view, timeAt(event)); } // a click keeps the crosshair
     down = view.brush = null;
     if (chosen) zoom(Math.min(...chosen), Math.max(...chosen));
-    redraw(view);
+    settle(view);
   };
-  canvas.onpointercancel = () => { down = view.brush = null; redraw(view); };
-  canvas.onpointerleave = (event) => { if (event.pointerType === "mouse" && !down) setCursor(view, null); };
+  canvas.onpointercancel = () => { down = view.brush = null; settle(view); };
   canvas.onkeydown = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const step = (data.end - data.start) / (event.shiftKey ? 20 : 150), at = view.cursor ?? data.end;
     const half = (data.end - data.start) / 4, centre = view.cursor ?? (data.start + data.end) / 2;
     if (event.key === "ArrowLeft") setCursor(view, Math.max(data.start, at - step));
     else if (event.key === "ArrowRight") setCursor(view, Math.min(data.end, at + step));
-    else if (event.key === "Escape") setCursor(view, null);
+    else if (event.key === "Escape") { view.pinned = false; setCursor(view, null); }
     else if (event.key === "+") zoom(centre - half, centre + half);
     else if (event.key === "-") zoom(centre - 4 * half, centre + 4 * half);
     else return;
@@ -412,7 +422,6 @@ function buildGrid(view) {
         const box = canvas.getBoundingClientRect();
         setCursor(view, view.data.start + ((event.clientX - box.left) / box.width) * (view.data.end - view.data.start));
       };
-      canvas.onpointerleave = () => setCursor(view, null);
       grid.append(cell);
       view.places.push(place);
     }
@@ -441,10 +450,15 @@ function build(view) {
 }
 
 export default function (component) {
-  const { parentElement, data, setTriggerValue } = component;
-  const root = parentElement.querySelector(".charts");
+  const root = component.parentElement.querySelector(".charts");
+  if (root.fleetpulseView?.dragging) root.fleetpulseNext = () => start(root, component);
+  else start(root, component);
+  return () => root.fleetpulseEnd();
+}
+
+function start(root, { data, setTriggerValue }) {
   const kept = root.fleetpulseView;
-  const view = { root, data, panels: data.panels.map(unpack), hidden: kept?.hidden ?? new Set(), cursor: kept?.cursor ?? null, brush: null, waiting: 0 };
+  const view = { root, data, panels: data.panels.map(unpack), hidden: kept?.hidden ?? new Set(), cursor: kept?.cursor ?? null, pinned: kept?.pinned ?? false, dragging: false, brush: null, waiting: 0 };
   root.fleetpulseEnd?.(); // a refresh calls this again without ending the previous call
   root.fleetpulseView = view;
   view.zoom = (from, to) => { if (to - from >= 30000) setTriggerValue("range", [Math.round(from), Math.round(to)]); };
@@ -452,9 +466,12 @@ export default function (component) {
   let width = root.clientWidth;
   const resized = new ResizeObserver(() => { if (root.clientWidth !== width) { width = root.clientWidth; redraw(view); } });
   resized.observe(root);
-  const scheme = window.matchMedia("(prefers-color-scheme: dark)"), repaint = () => build(view);
+  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+  const repaint = () => { if (view.dragging) root.fleetpulseNext ??= () => { build(view); }; else build(view); };
   scheme.addEventListener("change", repaint);
-  const follow = (event) => { if (event.detail.from !== root) setCursor(view, event.detail.time, false); };
+  // the crosshair stays on the way from a chart to the links above
+  root.onpointerleave = (event) => { if (event.pointerType === "mouse" && !view.dragging && !view.pinned) setCursor(view, null); };
+  const follow = (event) => { if (event.detail.from !== root && !view.pinned) setCursor(view, event.detail.time, false); };
   window.addEventListener("fleetpulse-crosshair", follow);
   root.fleetpulseEnd = () => {
     resized.disconnect();
@@ -462,5 +479,4 @@ export default function (component) {
     window.removeEventListener("fleetpulse-crosshair", follow);
     cancelAnimationFrame(view.waiting);
   };
-  return root.fleetpulseEnd;
 }

@@ -9,7 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.dashboards.conftest import running_api
+from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import NOW, incident_table, running_api
 from tests.dashboards.device_tables import serve_node
 from tests.dashboards.test_dashboard_browser import (
     READY,
@@ -96,6 +97,77 @@ def test_a_drag_zooms_and_the_address_has_the_range(served: str, browser: Any) -
     again, faults = open_page(browser, page.url)  # a link reproduces the view
     again.locator(".panel canvas").first.wait_for()
     assert faults == []
+
+
+def at(page: Any, chart: Any, share: float) -> None:
+    """Moves the mouse over a chart, at a share of its width."""
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * share, box["y"] + 60, steps=4)
+
+
+PAST = f"&from={iso(NOW - 7200 * SECOND)}&to={iso(NOW)}"
+"""Two hours that contain the onsets of the incidents of these tests."""
+
+
+def test_a_link_at_a_crosshair_that_was_kept_is_clicked(served: str, browser: Any) -> None:  # noqa: F811
+    page, faults = open_page(browser, served + EXPLORE + PAST)
+    charts = page.locator(".panel canvas")
+    charts.first.wait_for()
+    at(page, charts.nth(1), 0.97)
+    page.mouse.down()
+    page.mouse.up()
+    at(page, charts.first, 0.3)  # on the way to the line the mouse crosses another chart
+    link = page.locator(".marks a").first
+    place = link.bounding_box()
+    page.mouse.move(place["x"] + 5, place["y"] + 5, steps=8)
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_url("**/incident?*")
+    assert faults == []
+
+
+def test_a_crosshair_that_was_kept_is_let_go(served: str, browser: Any) -> None:  # noqa: F811
+    page, _ = open_page(browser, served + EXPLORE + PAST)
+    chart = page.locator(".panel canvas").first
+    chart.wait_for()
+    time = page.locator(".marks b")
+    at(page, chart, 0.5)
+    page.mouse.down()
+    page.mouse.up()
+    kept = time.inner_text()
+    at(page, chart, 0.7)
+    assert time.inner_text() == kept
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(2, 2)
+    time.wait_for(state="detached")
+
+
+def test_a_refresh_during_a_drag_does_not_end_it(browser: Any) -> None:  # noqa: F811
+    with running_api() as api:
+        serve_node(api)
+        with running_dashboard(api.url) as url:
+            page, faults = open_page(browser, url + LINK.replace("live=0", "range=6h"))
+            chart = page.locator(".panel canvas").first
+            chart.wait_for()
+            at(page, chart, 0.4)
+            page.mouse.down()
+            at(page, chart, 0.6)
+            box = chart.bounding_box()
+            before = api.tables["entity"]
+
+            def changed(query: dict[str, list[str]]) -> Any:
+                table = before(query)
+                return {**table, "incidents": [{**incident_table("A7", summary="Port: new"), "relation": "cause"}]}
+
+            api.tables["entity"] = changed
+            page.get_by_text("Port: new").first.wait_for()
+            page.emulate_media(color_scheme="dark")
+            page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60, steps=4)
+            page.mouse.up()
+            page.wait_for_url(re.compile(r"from=.*to="))
+            assert faults == []
 
 
 def test_a_small_chart_opens_the_signal_in_explore(served: str, browser: Any) -> None:  # noqa: F811
