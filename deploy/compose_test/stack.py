@@ -7,7 +7,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,9 +28,9 @@ class Stack:
     def __init__(self) -> None:
         self._token = ""
 
-    def compose(self, *words: str, input: str | None = None) -> str:
+    def compose(self, *words: str, input: str | None = None, accepted: Collection[int] = (0,)) -> str:
         """Returns the output of `docker compose`. Raises CheckError with the end of the output."""
-        return run_command("docker", "compose", "--project-name", PROJECT, *words, input=input)
+        return run_command("docker", "compose", "--project-name", PROJECT, *words, input=input, accepted=accepted)
 
     def container_id(self, service: str) -> str:
         """Returns the id of the container of a service, also of an exited one."""
@@ -85,10 +85,10 @@ class Stack:
         return rows
 
 
-def run_command(*words: str, input: str | None = None) -> str:
-    """Returns the output of a command. Raises CheckError with the end of the output."""
+def run_command(*words: str, input: str | None = None, accepted: Collection[int] = (0,)) -> str:
+    """Returns the output of a command. Raises CheckError with its end, unless the exit code is one of `accepted`."""
     ran = subprocess.run(words, capture_output=True, text=True, input=input)
-    if ran.returncode:
+    if ran.returncode not in accepted:
         raise CheckError(f"{' '.join(words)}: exit {ran.returncode}: {(ran.stdout + ran.stderr)[-2000:].strip()}")
     return ran.stdout
 
