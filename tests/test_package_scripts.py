@@ -106,7 +106,7 @@ def test_purging_a_replaced_package_leaves_what_the_installed_one_has(
     host.write(OF_SERVER)
     said = host.dpkg("--purge", f"fleetpulse-{first}")
     assert host.missing([CONFFILE, *OF_AGENT]) == []
-    assert f"package fleetpulse-{second} has them (installed)" in said
+    assert f"package fleetpulse-{second}, which has them too, is purged (installed)" in said
     assert host.missing(OF_SERVER) == ([] if second == "server" else list(OF_SERVER))
     host.dpkg("--purge", f"fleetpulse-{second}")
     assert host.missing([CONFFILE, *OF_AGENT, *OF_SERVER]) == [CONFFILE, *OF_AGENT, *OF_SERVER]

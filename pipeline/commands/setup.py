@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.api import tokens
 from pipeline.commands import setup_receiver, units
 from pipeline.commands.setup_answers import Answers, Ask, ask_all
-from pipeline.commands.setup_files import PreparedFiles
+from pipeline.commands.setup_files import PreparedFiles, find_free
 from pipeline.commands.setup_renewal import TOKENS, find_installed_role, renew_units
 from pipeline.config.files import HOST, check_links, read_table
 from pipeline.config.sections import Config
@@ -80,8 +80,9 @@ def _prepare(files: PreparedFiles, answers: Answers, path: Path, etc: Path) -> l
         files.prepare(token_file, tokens.write_initial_tokens().encode(), 0o600)
         said.append(f"tokens: {token_file} written, for {' and '.join(tokens.INITIAL_USERS)}")
     if _has_keys(path):
-        files.prepare_copy(path, path.with_name(f"{path.name}.old"))
-        said.append(f"configuration: the one before is {path}.old")
+        old = find_free(path)
+        files.prepare_copy(path, old)
+        said.append(f"configuration: the one before is {old}")
     files.prepare(path, text.encode(), 0o644)  # services of other users read it; it has no secrets
     return [*said, f"configuration: {path} written"]
 
@@ -115,7 +116,8 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
     if not answers.packaged:
         known = "" if str(path) == "fleetpulse.toml" else f" --config {path}"
         start = {"node": "agent", "server": "pipeline", "one-host": "up"}[answers.role]
-        return [f"{program} {word}{known}" for word in ("init", "doctor", start)]
+        first = [] if answers.role == "node" else ["init"]  # the topics are the server's
+        return [f"{program} {word}{known}" for word in (*first, "doctor", start)]
     first = [f"{program} setup --units --role {answers.role}"] if wheel and units.find_missing(answers.role) else []
     has_package = not installed and not wheel
     if answers.role == "node":

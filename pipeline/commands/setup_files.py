@@ -12,6 +12,17 @@ from pathlib import Path
 from pipeline.model.errors import UsageError
 
 
+def find_free(path: Path) -> Path:
+    """Returns the name under which a file that is replaced is kept: FILE.old, or the first of FILE.old.2, ... that no
+    file has, so that one that a person wrote is never lost."""
+    old = path.with_name(f"{path.name}.old")
+    number = 1
+    while old.is_file():
+        number += 1
+        old = path.with_name(f"{path.name}.old.{number}")
+    return old
+
+
 class PreparedFiles:
     """Files under the names PATH.new until `place`. As a context manager it removes those that have no name yet."""
 

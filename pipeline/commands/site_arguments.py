@@ -22,7 +22,11 @@ SITE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             option("--allow-http", "the webhook may be http, on a network that you trust", action="store_true"),
             option("--allow-private", "its private networks, such as 10.0.0.0/8,fd00::/8", metavar="NETWORKS"),
             option("--units", "installed by pip: also install the units of systemd, as root", action="store_true"),
-            option("--replace", "replace a configuration that exists; it is kept as FILE.old", action="store_true"),
+            option(
+                "--replace",
+                "replace a configuration that exists; it is kept as FILE.old (FILE.old.2, ...)",
+                action="store_true",
+            ),
         ),
     ),
     "config": ("check, show or compare configurations", (OUTPUT,)),

@@ -280,7 +280,7 @@ def test_a_receiver_that_is_replaced_by_none_leaves_no_secret_and_no_drop_in(tmp
     reader.unlink()
     said = set_up(path, *none)
     assert [f"receiver: {tmp_path}/{name} removed" for name in (drop_in, "on-call.secret")] == said[:2]
-    assert list_below(tmp_path) == ["fleetpulse.toml", "fleetpulse.toml.old", "tokens"]
+    assert list_below(tmp_path) == ["fleetpulse.toml", "fleetpulse.toml.old", "fleetpulse.toml.old.2", "tokens"]
 
 
 KEY = "0123456789abcdefghijklmnopqrstuv"
@@ -346,7 +346,17 @@ def test_a_configuration_with_keys_is_kept_and_one_of_a_package_is_not(tmp_path:
     with pytest.raises(Refused, match="exists; expected a new file"):
         set_up(path, *words, "--webhook", "")
     set_up(path, *words, "--webhook", "", "--replace")
-    assert (tmp_path / "fleetpulse.toml.old").read_text() == "[broken"
+    assert (tmp_path / "fleetpulse.toml.old.2").read_text() == "[broken"
+    assert (tmp_path / "fleetpulse.toml.old").read_text() == before
+    path.write_text("[third")
+    assert f"configuration: the one before is {path}.old.3" in set_up(path, *words, "--webhook", "", "--replace")
+
+
+def test_a_node_without_units_is_not_told_to_make_topics(tmp_path: Path) -> None:
+    """As in a container."""
+    path = tmp_path / "fleetpulse.toml"
+    words = ("--role", "node", "--site", "a", "--kafka", "k:9092", "--gpus", "0", "--webhook", "")
+    assert [line.split()[1] for line in set_up(path, *words, packaged=False)[-2:]] == ["doctor", "agent"]
 
 
 def test_doctor_ends_with_the_fixes_of_what_fails_first() -> None:
