@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.incidents.jobs import Places
+from pipeline.model.places import find_ancestor
 from pipeline.model.topology import WORK, Topology, kind_of
 
 SPREADS = frozenset({"rack", "cdu", "loop", "pdu", "leaf", "spine", "switch", "rail", "row", "pod", "fabric", "site"})
@@ -45,7 +46,7 @@ def find_reach(cause: str, members: Iterable[str], topology: Topology, places: P
         gpus.update(find_port_gpus(port, topology))
     gpus |= {gpu for e in reached if kind_of(e) == "nvlink" and (gpu := topology.ancestor_of_kind(e, "gpu"))}
     nodes = {e for e in reached if kind_of(e) == "node"}
-    nodes |= {node for e in (*reached, *gpus) if (node := topology.ancestor_of_kind(e, "node"))}
+    nodes |= {node for e in (*reached, *gpus) if (node := find_ancestor(e, "node", topology))}
     ranks = {rank for on in (*gpus, *(n for n in nodes if n in reached)) for rank in places.on.get(on, ())}
     ranks |= {rank for e in work for rank in _ranks_of(e, topology, places)}
     gpus |= {gpu for rank in ranks if rank in places.of for gpu in places.of[rank].gpus}
@@ -117,7 +118,8 @@ def split_nodes(
     nodes_below: Callable[[str], set[str]],
     senders: Mapping[str, str] = {},
 ) -> tuple[set[str], set[str]]:
-    """Returns (nodes at fault, nodes that only suffer). senders: entity -> its node, of entities in no inventory.
+    """Returns (nodes at fault, nodes that only suffer). senders: entity -> its node, of entities in no inventory; else
+    the name of a device says it.
 
     At fault is the node that the cause is, or is a part of. Of a shared cause, such as a coolant loop, a leaf switch or
     a job, no node is at fault: all below it and all with findings suffer. If the cause is on no node and not shared,
@@ -126,7 +128,10 @@ def split_nodes(
 
     def find_nodes(entities: Iterable[str]) -> set[str]:
         """Returns the nodes that entities are or run on: by inventory, else their senders."""
-        found = (topology.ancestor_of_kind(entity, "node") or senders.get(entity) for entity in entities)
+        found = (
+            topology.ancestor_of_kind(e, "node") or senders.get(e) or find_ancestor(e, "node", topology)
+            for e in entities
+        )
         return {node for node in found if node is not None}
 
     suffering, kind = find_nodes(members), kind_of(cause)

@@ -18,6 +18,7 @@ from pipeline.config.sections import ANY
 from pipeline.incidents.matchers import Labels, Matcher, are_equal, make_list, read_matcher
 from pipeline.judging.mutes import MAX_MUTE_US, Mute
 from pipeline.model.errors import UsageError
+from pipeline.model.places import list_place
 from pipeline.model.records import SECOND, Incident, iso
 from pipeline.model.topology import WORK, Topology, kind_of
 
@@ -78,7 +79,7 @@ def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[st
     members = incident.members or (incident.cause,)
     devices = [member for member in members if kind_of(member) not in WORK]
     for member in devices or members:
-        chain = dict.fromkeys((member, *topology.ancestors(member)))
+        chain = dict.fromkeys(list_place(member, topology))
         shared = chain if shared is None else {e: None for e in shared if e in chain}
         if not shared:
             break

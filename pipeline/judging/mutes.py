@@ -20,6 +20,7 @@ from typing import Any
 from pipeline.config.sections import ANY, Mode, ModeRule
 from pipeline.judging.page_budget import PageBudget
 from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.places import list_place
 from pipeline.model.records import LEVELS, SECOND, Finding, Level, iso, to_json
 from pipeline.model.topology import Topology, kind_of
 
@@ -125,7 +126,7 @@ class FindingFilter:
     def find_mode(self, finding: Finding) -> Mode:
         """Returns the mode of the rule with the nearest scope, on one scope the detector's own; `notify` without a
         rule."""
-        around = (finding.entity, *self.topology.ancestors(finding.entity), ANY)
+        around = (*list_place(finding.entity, self.topology), ANY)
         best: tuple[int, bool] | None = None
         mode: Mode = "notify"
         for rule in self.rules:
@@ -139,7 +140,7 @@ class FindingFilter:
         """Returns the mute that applies to a finding at its time, None if there is none."""
         if not self.mutes:
             return None
-        around = (finding.entity, *self.topology.ancestors(finding.entity))
+        around = list_place(finding.entity, self.topology)
         return next((m for m in self.mutes if m.applies_to(finding.detector, around, finding.time)), None)
 
     def filter_findings(

@@ -20,6 +20,7 @@ from pipeline.incidents.ledger import Payload
 from pipeline.incidents.silences import SEVERITY, STORM_OF, STORM_RECEIVERS, alert_name
 from pipeline.incidents.storms import STORM
 from pipeline.model.entity_names import entity_name
+from pipeline.model.places import find_ancestor
 from pipeline.model.records import Caller, Incident, iso
 from pipeline.model.topology import Topology
 from pipeline.notify.receivers import Endpoint
@@ -423,7 +424,7 @@ def locate_entity(topology: Topology, entity: str) -> dict[str, str]:
     """Returns where an entity is: the names of its ancestors, and its own, by the kinds of PLACES."""
     found = {}
     for kind in PLACES:
-        ancestor = topology.ancestor_of_kind(entity, kind)
+        ancestor = find_ancestor(entity, kind, topology)
         if ancestor is not None:
             found[kind] = ancestor.partition(":")[2]
     return found

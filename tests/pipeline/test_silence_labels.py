@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pipeline.incidents.jobs import Places
+from pipeline.incidents.reach import find_reach
 from pipeline.incidents.silences import collect_labels
-from pipeline.model.records import Incident
+from pipeline.judging.mutes import FindingFilter, Mute
+from pipeline.model.records import Finding, Incident
 from pipeline.model.topology import Topology
+from pipeline.notify.alertmanager import locate_entity
 
 PARENTS = {
     **{f"gpu:n{n}.0": (f"node:n{n}",) for n in range(3)},
@@ -25,5 +31,39 @@ def test_a_job_that_suffers_takes_no_label_of_the_place_away() -> None:
     assert (found["rack"], found["cdu"], found["scope"]) == (("r0",), ("c1",), ("rack:r0", "cdu:c1"))
 
 
+@pytest.mark.parametrize(
+    ("device", "node", "rack"),
+    [
+        ("gpu:n9.0", "n9", ()),
+        ("gpu:n1.7", "n1", ("r0",)),  # the topology has its node
+        ("port:n1.mlx5_0.1", "n1", ("r0",)),
+        ("gpu:a.b.0", "a.b", ("r7",)),
+        ("gpu:a.c.0", None, ()),  # of node a, or of a.c
+        ("port:l7.4", None, ()),  # a port of a switch
+        ("sensor:hall.temp", None, ()),
+        ("gpu:x.0", None, ("r7",)),  # its inventory has no node
+        ("gpu:n9", None, ()),
+        ("gpu:.0", None, ()),
+    ],
+)
+def test_a_device_without_inventory_has_the_labels_of_the_node_in_its_name(
+    device: str, node: str | None, rack: tuple[str, ...]
+) -> None:
+    more = {"node:a.b": ("rack:r7",), "gpu:x.0": ("rack:r7",)}
+    topology, one = Topology({**PARENTS, **more}), Incident("i", device, 0, 0, "page", "x", "y", device, (device,))
+    found = collect_labels(one, topology, "s")
+    assert (found.get("node"), found.get("rack", ())) == (node and (node,), rack)
+    assert (f"node:{node}" in found["scope"]) == (node is not None)
+    assert locate_entity(topology, device).get("node") == node
+    assert find_reach(device, (device,), topology, Places()).nodes == ({f"node:{node}"} if node else set())
+
+
 def test_an_incident_of_a_job_alone_has_the_label_of_the_job() -> None:
     assert labels("job:1", "job:1")["job"] == ("1",)
+
+
+def test_a_mute_of_a_node_mutes_its_devices_without_inventory_and_no_others() -> None:
+    mutes = [Mute("m", "thermal", "node:n9", 0, 100, "why", "ann")]
+    by_node = FindingFilter(Topology(PARENTS), mutes=mutes)
+    found = [Finding(10, 10, entity, "thermal", "page", 1.0, "hot") for entity in ("gpu:n9.0", "gpu:n8.0", "gpu:n1.0")]
+    assert [by_node.find_mute(one) is not None for one in found] == [True, False, False]
