@@ -6,6 +6,7 @@ import streamlit as st
 
 from dashboards import identity, markup, snapshot
 from dashboards.identity import Person, Stranger
+from dashboards.login_cookies import find_failure
 from dashboards.words import clock
 from pipeline.model.records import SECOND
 
@@ -26,8 +27,11 @@ LOCAL_BANNER = "Notes only (acknowledge, assign, comment, resolve), as user loca
 def draw_login(who: Stranger) -> None:
     """Draws the login page for a person without access: nothing about the fleet."""
     st.html(markup.title("Fleetpulse"))
-    tone = "quiet" if who.barrier == "logged_out" else "degraded"
-    st.html(markup.notice(who.reason, tone, _HEADING[who.barrier]))
+    if who.barrier == "logged_out" and (why := find_failure(st.context.cookies)):
+        st.html(markup.notice(why, "degraded", "The login failed."))
+    else:
+        tone = "quiet" if who.barrier == "logged_out" else "degraded"
+        st.html(markup.notice(who.reason, tone, _HEADING[who.barrier]))
     if not identity.logs_out():
         return
     if who.barrier == "no_role":

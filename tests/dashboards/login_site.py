@@ -62,7 +62,8 @@ class Site:
 
 def cookies_of(browser: httpx.Client) -> dict[str, str]:
     """Returns the cookies of Streamlit's login."""
-    return {c.name: c.value or "" for c in browser.cookies.jar if c.name.startswith("_streamlit")}
+    kept = ("_streamlit", "fleetpulse_login")
+    return {c.name: c.value or "" for c in browser.cookies.jar if c.name.startswith(kept)}
 
 
 async def _see(url: str, cookies: dict[str, str], page: str, query: str, click: str) -> Run:

@@ -70,6 +70,46 @@ def test_a_login_sends_pkce_state_and_nonce_and_leads_back_to_the_page_of_the_li
     assert again.headers["location"] == "/"
 
 
+def test_two_links_in_two_tabs_lead_to_their_pages(site: Site) -> None:
+    browser, first = site.begin_login("/incident?id=A1")
+    _, second = site.begin_login("/node?entity=node:n003", browser)
+    for answer, page in ((first, "/incident?id=A1"), (second, "/node?entity=node:n003")):
+        answer = log_in(browser, answer, "alice", f"{site.url}/oauth2callback")
+        assert browser.get(answer.headers["location"]).headers["location"] == page
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("error=access_denied&error_description=<b>", "The provider did not allow it (access_denied)"),
+        ("error=server_error", "The provider reported an error"),
+        ("error=<script>", "The provider reported an error"),
+        ("code=stale", "It took too long, or its page was opened twice"),
+    ],
+)
+def test_a_login_that_failed_leads_back_and_says_why(site: Site, answer: str, said: str) -> None:
+    browser, begun = site.begin_login("/incident?id=A1")
+    asked = urllib.parse.parse_qs(urllib.parse.urlsplit(begun.headers["location"]).query)
+    back = browser.get(f"{site.url}/oauth2callback?{answer}&state={asked['state'][0]}")
+    assert back.headers["location"] == "/incident?id=A1"
+    run = site.see(browser, "incident", "id=A1")
+    assert "The login failed." in run.text
+    assert said in run.text
+    assert "Log in" in run.buttons
+    assert FLEET not in run.text
+    site.begin_login("/incident?id=A1", browser)  # the next try forgets it
+    assert "The login failed." not in site.see(browser, "incident", "id=A1").text
+
+
+def test_a_provider_that_does_not_answer_is_named_on_the_page(tmp_path: Path) -> None:
+    with running_site(tmp_path, oidc='metadata_url = "http://127.0.0.1:9/metadata"') as site:
+        browser, answer = site.begin_login("/incident?id=A1")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/incident?id=A1")
+        run = site.see(browser, "incident", "id=A1")
+        assert "The provider does not answer." in run.text
+        assert "Log in" in run.buttons
+
+
 def test_the_provider_refuses_a_login_without_pkce(site: Site) -> None:
     asked = {"client_id": "fleetpulse", "response_type": "code", "scope": "openid", "state": "s"}
     answer = httpx.get(
