@@ -21,9 +21,9 @@ class TelemetrySite(Detector):
     """A site whose agents are all silent is a page, with the number of agents and what they share.
 
     The pipeline finds it by wall clock (35 s without a message of any agent) and writes the event `site_silent`, and
-    `site_heard` when the first agent is back; no other detector can, because frames advance with telemetry. If the
-    pipeline itself cannot read (brokers down), the title of the page reports that instead. A finding depends on its
-    event alone: it is made when the event is written, and a replay of the events makes the same.
+    `site_heard` when the first agent is back or the last one is decommissioned; no other detector can, because frames
+    advance with telemetry. If the pipeline itself cannot read (brokers down), the title of the page reports that
+    instead. A finding depends on its event alone: it is made when the event is written, and a replay makes the same.
 
     Source: the events of the pipeline.
     """
@@ -65,14 +65,18 @@ class TelemetrySite(Detector):
         return self.finding(
             *(event.time, event.entity, (since, "page")),
             score=float(agents),
-            summary=pager_title(_short(event.entity), _text(event, agents) if silent else "agents report again"),
+            summary=pager_title(_short(event.entity), _text(event, agents) if silent else _end(event)),
             signals=("node.load1",),
-            clears="the next message of one of its agents",
+            clears="the next message of one of its agents, or that all are decommissioned",
             agents=agents,
             silent_s=(event.time - since) / SECOND,
             nodes=event.data.get("nodes"),
             **facts,
         )
+
+
+def _end(event: Event) -> str:
+    return "no agent is left in service" if event.data.get("out_of_service") else "agents report again"
 
 
 def _since(event: Event) -> int | None:

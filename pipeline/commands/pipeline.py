@@ -132,10 +132,10 @@ class PipelineBackend:
                 write = _audited(decommission.add_row(row), AuditEntry(user, "decommission node", node, reason), now)
                 engine.change_service(row, decommission.announce(row, now), write)
             why = f"node {node} decommissioned: {known.nodes[node].reason}"
-            concerned = known.find_concerned(engine.life.shown.values())
+            self._service.site_silence.forget(node)
+            concerned = known.find_concerned(engine.life.shown.values(), self._service.site_silence.list_retired())
             for incident in concerned:
                 self.people.resolve(incident, user, why)
-            self._service.site_silence.forget(node)
         return {**known.nodes[node].as_json(), "incidents": len(concerned)}
 
     def return_node(self, node: str, user: str) -> Mapping[str, Any]:

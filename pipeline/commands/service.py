@@ -121,6 +121,7 @@ class PipelineService:
             events.load_silent_sites(self.database),
             monotonic,
             lambda node: self.ingest.senders.interval_of(node),
+            lambda: map(self.devices.site_of, list(self.decommissioned.nodes)),
         )
         self.notifier = self._notifier(config)
         self._last_commit = clock()

@@ -133,12 +133,16 @@ class Decommissioned:
         self._announced |= dict.fromkeys((row.node for row in due), now)
         return [announce(row, now) for row in due]
 
-    def find_concerned(self, incidents: Iterable[Incident]) -> list[str]:
-        """Returns the ids of unresolved incidents of which all causes and members belong to decommissioned nodes."""
+    def find_concerned(self, incidents: Iterable[Incident], sites: Iterable[str] = ()) -> list[str]:
+        """Returns the ids of unresolved incidents of which all causes and members belong to decommissioned nodes.
+
+        sites: those without another node, which belong to them too.
+        """
+        gone = {f"site:{site}" for site in sites}
         return [
             i.id
             for i in incidents
-            if i.resolved is None and self.has(i.cause) and all(self.has(e) for e in (i.entity, *i.members))
+            if i.resolved is None and all(e in gone or self.has(e) for e in (i.cause, i.entity, *i.members))
         ]
 
 

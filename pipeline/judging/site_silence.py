@@ -2,7 +2,8 @@
 stopped.
 
 A site is silent if none of its agents sent a message for MIN_SILENCE_S while the pipeline had read all input, or could
-not read. This is an event, which the detector `telemetry_site` turns into a page; a second event reports the return.
+not read. This is an event, which the detector `telemetry_site` turns into a page; a second event reports the return, or
+that its last agent is out of service.
 Both are stored, so that a replay gives the same result. A site that never had an agent is not silent.
 """
 
@@ -32,7 +33,7 @@ MAX_SAMPLE_NODES = 64
 _MIN_NODES = 1000  # below it, nodes that ingest has dropped are kept
 SHARED_KINDS = ("leaf", "spine", "switch", "pdu", "rack", "row")
 """Kinds that silent nodes may have in common, the most likely first."""
-SILENT, HEARD = "site_silent", "site_heard"
+SILENT, HEARD, RETIRED = "site_silent", "site_heard", "out_of_service"
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class SiteSilenceWatch:
     site_of:  the site of a node; None while unknown.
     silent:   site -> data of the event that reported it silent.
     interval: time between the last two telemetry messages of a node (us); 0 while unknown.
+    retired:  the sites of nodes that are out of service: a silent one without another node has nobody left to hear.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class SiteSilenceWatch:
         silent: Mapping[str, Mapping[str, object]],
         monotonic: Callable[[], float] = time.monotonic,
         interval: Callable[[str], int] = lambda node: SECOND,
+        retired: Callable[[], Iterable[str | None]] = lambda: (),
     ) -> None:
         self.silent: dict[str, Mapping[str, object]] = dict(silent)
-        self._site_of, self._monotonic, self._interval = site_of, monotonic, interval
+        self._site_of, self._monotonic, self._interval, self._retired = site_of, monotonic, interval, retired
         self._looked = self._started = self._floor = self._time = monotonic()
         self._nodes = {node: _Node(site_of(node) or "", mark, self._started) for node, mark in nodes.items()}
 
@@ -107,7 +110,15 @@ class SiteSilenceWatch:
                 found.append(self._start_silence(site, nodes, now, reading, shares))
             elif newest > self._started and not quiet and site in self.silent:
                 found.append(Event(now, f"site:{site}", HEARD, self.silent.pop(site)))
-        return found
+        retired = sorted(self.silent.keys() & self.list_retired()) if self.silent else []
+        return [
+            *found,
+            *(Event(now, f"site:{site}", HEARD, {**self.silent.pop(site), RETIRED: True}) for site in retired),
+        ]
+
+    def list_retired(self) -> set[str]:
+        """Returns the sites all nodes of which are out of service; any thread may call it."""
+        return {site for site in self._retired() if site} - {known.site for known in self._nodes.copy().values()}
 
     def _silence_limit_s(self, nodes: Sequence[str]) -> float:
         """Returns the time without a message (s) that counts as silence, by the node with the shortest interval.

@@ -83,7 +83,7 @@ _KINDS = (
     EventKind("feedback", "any", "A person marked a finding as a false alarm: learning detectors take the present values as normal", ("verdict", "detector", "incident", "user", "comment"), "a person, over the API", internal=True),
     EventKind("calibration", "site", "A person pinned, released or rolled back the thresholds of the site", ("action", "version", "user", "calibration"), "a person, over the API", internal=True),
     EventKind("site_silent", "site", "No message from any agent of a site for 35 s", ("agents", "since", "nodes", "reading", "shares"), "the pipeline, by wall clock", internal=True),
-    EventKind("site_heard", "site", "An agent of a silent site sends again", ("agents", "since", "nodes", "reading", "shares"), "the pipeline, by wall clock", internal=True),
+    EventKind("site_heard", "site", "An agent of a silent site sends again, or its last node is out of service", ("agents", "since", "nodes", "reading", "shares", "out_of_service"), "the pipeline, by wall clock", internal=True),
     EventKind("redfish", "device", "A BMC sent an event on its stream; of the part it is about, else of the BMC; at most 120 per minute and BMC", ("message", "message_id", "severity", "type", "event", "timestamp", "arguments", "origin", "log_entry"), "Redfish server-sent events"),
     EventKind("bmc_lost", "bmc", "A BMC no longer responds", ("reason",), "redfish"),
     EventKind("bmc_back", "bmc", "A lost BMC responds again", ("latency",), "redfish"),

@@ -162,6 +162,25 @@ def test_a_start_expects_nothing_of_a_site_whose_last_node_is_decommissioned(fle
     assert open_incidents(fleet) == ["site:local"]  # from then on its silence counts
 
 
+def test_the_page_of_a_silent_site_resolves_when_its_last_node_is_decommissioned(fleet):
+    """It stayed open for good: nobody was left whose message could end it."""
+    fleet.run(60)
+    assert open_incidents(fleet) == ["site:local"]
+    for node in NODES[:4]:
+        backend(fleet).decommission_node(node, "ada", REASON)
+    fleet.run(700)
+    assert open_incidents(fleet) == ["site:local"]  # n5 still counts
+    fleet.restart()
+    assert backend(fleet).decommission_node("n5", "ada", REASON)["incidents"] == 1
+    assert open_incidents(fleet) == []
+    fleet.run(700)
+    assert open_incidents(fleet) == []
+    assert backend(fleet).list_unready_reasons() == []
+    assert backend(fleet).read_counters()["fleetpulse_sites_silent"] == 0
+    events = fleet.rows("SELECT data ->> '$.out_of_service' FROM events WHERE kind = 'site_heard'")
+    assert events == [("true",)]
+
+
 @pytest.mark.slow
 def test_while_the_service_starts_a_decommissioned_node_is_not_counted_either(fleet):
     backend(fleet).decommission_node("n5", "ada", REASON)
