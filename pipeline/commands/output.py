@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pipeline.model.plain_text import make_printable, strip_codes
 from pipeline.model.records import to_json
+from pipeline.model.text_width import cut_text, measure_text, pad_text, wrap_text
 
 Form = Literal["table", "json", "jsonl", "csv"]
 LEAST_WRAPPED = 8
@@ -34,20 +34,20 @@ def render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form:
     table = _table(plain, columns)
     if width is None:
         return table
-    return "".join(f"{line if len(line) <= width else line[: width - 1] + '…'}\n" for line in table.splitlines())
+    return "".join(f"{cut_text(line, width)}\n" for line in table.splitlines())
 
 
 def cut_cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], most: int) -> list[dict[str, Any]]:
-    """Returns rows with cells of at most `most` characters, so that one long name leaves room for the other columns."""
+    """Returns rows with cells of at most `most` columns, so that one long name leaves room for the other columns."""
     texts = [{name: make_printable(_text(row.get(name))) for name in columns} for row in rows]
-    cut = [{n: f"{text[: most - 1]}…" for n, text in line.items() if len(text) > most} for line in texts]
+    cut = [{n: cut_text(text, most) for n, text in line.items() if measure_text(text) > most} for line in texts]
     return [{**row, **short} for row, short in zip(rows, cut, strict=True)]
 
 
 def wrap_cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int) -> list[dict[str, Any]]:
     """Returns rows with the widest cells on several lines, so that a table of `width` cuts none."""
     cells = [{name: make_printable(_text(row.get(name))) for name in columns} for row in rows]
-    natural = {name: max([len(name), *(len(row[name]) for row in cells)]) for name in columns}
+    natural = {name: max([len(name), *(measure_text(row[name]) for row in cells)]) for name in columns}
     most = _find_widest(natural, width - 2 * (len(columns) - 1))
     found: list[dict[str, Any]] = []
     for row, line in zip(rows, cells, strict=True):
@@ -72,7 +72,7 @@ def _find_widest(columns: Mapping[str, int], room: int) -> int:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [text]
+    return wrap_text(text, width) or [text]
 
 
 def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -86,12 +86,10 @@ def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Returns a table with columns as wide as their longest value; numbers are right-aligned."""
     cells = [[make_printable(_text(row[name])) for name in columns] for row in rows]
-    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
+    widths = [max(measure_text(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     right = [bool(rows) and all(isinstance(row[name], (int, float, type(None))) for row in rows) for name in columns]
     lines = [
-        "  ".join(
-            text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, widths, right, strict=True)
-        ).rstrip()
+        "  ".join(pad_text(text, w, is_right=r) for text, w, r in zip(line, widths, right, strict=True)).rstrip()
         for line in [list(columns), *cells]
     ]
     return "\n".join(lines) + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from pipeline.incidents.silences import Silence, load_silences
 from pipeline.incidents.storms import STORM
 from pipeline.model.plain_text import make_printable
 from pipeline.model.records import SECOND, Incident, iso
+from pipeline.model.text_width import wrap_text
 
 MOST_SIMILAR = 10
 """Most similar incidents that are listed. Chosen: what a person reads."""
@@ -198,7 +198,7 @@ def _list_changed(changed: Sequence[Mapping[str, Any]], storms: Mapping[str, Any
 def _wrap(line: str, width: int) -> list[str]:
     """Returns the lines of a long line: its columns keep their spaces, what goes on is indented."""
     indent = len(line) - len(line.lstrip())
-    return textwrap.wrap(line, width, subsequent_indent=" " * (indent + 4), break_on_hyphens=False) or [""]
+    return wrap_text(line, width, " " * (indent + 4)) or [""]
 
 
 def _incident_line(incident: Mapping[str, Any]) -> str:
