@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -265,11 +267,53 @@ def test_the_bill_of_materials_has_every_package_of_the_bundle(bundle: Path) -> 
     document = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     names = {part["name"] for part in document["components"]}
     assert {"numpy", "zstandard", "kafka-python", "python"} <= names
-    assert any(name.startswith("libcrypto") for name in names)
+    native = {file["name"]: part for part in document["components"] for file in part.get("components", [])}
+    alone = {part["name"] for part in document["components"] if part["bom-ref"].startswith("file:")}
+    crypto = next((name for name in native if name.startswith("libcrypto")), None)
+    if shutil.which("dpkg-query") and crypto:
+        part = native[crypto]
+        version = run("dpkg-query", "-W", "-f", "${Version}\\n", part["name"], cwd=bundle).split()[0]
+        assert part["version"] == version
+        assert part["purl"].startswith("pkg:deb/")
+        assert f"/{part['name']}@{quote(version, safe='')}?arch=" in part["purl"]
+        assert part["licenses"]
+    assert any(name.startswith("libcrypto") for name in native.keys() | alone)
     assert document["metadata"]["component"]["name"] == "fleetpulse"
     assert not names & {"duckdb", "streamlit", "pip"}
     unlicensed = [p["name"] for p in document["components"] if p["bom-ref"].startswith("pkg:") and "licenses" not in p]
     assert unlicensed == []
+
+
+def test_a_library_is_known_by_the_package_that_owns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of files alone say nothing to who looks for their flaws."""
+    monkeypatch.syspath_prepend(ROOT / "deploy/packages")
+    libraries = importlib.import_module("libraries")
+    assert libraries.find_owner(tmp_path / "libnone.so.1") == {}
+    said = {"rpm": "openssl-libs\t1:3.0.7-6.el9\tx86_64\topenssl-3.0.7-6.el9.src.rpm\tASL 2.0", "dpkg-query": ""}
+    for name, text in said.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n[ -n '{text}' ]\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = libraries.find_owner(Path("/usr/lib64/libcrypto.so.3"))
+    assert (found["name"], found["version"], found["licence"]) == ("openssl-libs", "1:3.0.7-6.el9", "ASL 2.0")
+    assert "/openssl-libs@1%3A3.0.7-6.el9?arch=x86_64&upstream=openssl-3.0.7-6.el9.src.rpm&distro=" in found["purl"]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ("Files: *\nLicense: GPL-2+\n\nFiles: lib/a.h\n libuuid/*\nLicense: BSD-3-Clause\n text\n", "BSD-3-Clause"),
+        ("Files: src/a\nLicense: MIT\n\nFiles: *\nCopyright: a\n b\nLicense: Apache-2.0\n text\n", "Apache-2.0"),
+        ("Files: src/a\nLicense: MIT\n", "MIT"),
+        ("This package was debianized by\n", ""),
+    ],
+)
+def test_a_library_has_the_licence_of_its_own_files(
+    files: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "deploy/packages")
+    (tmp_path / "copyright").write_text(f"Format: a\n\n{files}")
+    assert importlib.import_module("libraries")._read_licence(tmp_path / "copyright", "libuuid") == found
 
 
 @pytest.mark.slow

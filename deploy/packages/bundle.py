@@ -3,10 +3,12 @@
     python deploy/packages/bundle.py agent dist/fleetpulse-0.1.0-py3-none-any.whl FOLDER
 
 Python is the interpreter that runs this, with the libraries that it links to, except glibc. Needs patchelf. FOLDER gets
-bin/fleetpulse, python/ and share/; share/glibc names the glibc that the target needs at least.
+bin/fleetpulse, python/ and share/; share/glibc names the glibc that the target needs at least, share/libraries.json the
+packages of this machine that own the libraries.
 """
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -15,6 +17,8 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from libraries import find_owner
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -51,6 +55,9 @@ def copy_python(target: Path) -> None:
     needed = {path for file in (program, *modules) for path in linked_libraries(file)}
     for path in sorted(needed):
         shutil.copy(path, library / path.name)
+    (target.parent / "share").mkdir(exist_ok=True)
+    owners = {path.name: find_owner(path) for path in sorted(needed)}
+    (target.parent / "share" / "libraries.json").write_text(json.dumps(owners, indent=1) + "\n")
     for file, home in [(program, "$ORIGIN/../lib"), *((m, "$ORIGIN/../..") for m in modules)]:
         set_search_path(file, home)
     for path in needed:

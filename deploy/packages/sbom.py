@@ -3,7 +3,7 @@
     python deploy/packages/sbom.py FOLDER VERSION > fleetpulse-agent.cdx.json
 
 FOLDER is a bundle or, in an image, a virtual environment. Packages, versions and licences are those of the metadata
-that pip installed.
+that pip installed; of native libraries those of the package of the machine that built the bundle, which has its fixes.
 """
 
 import hashlib
@@ -41,10 +41,44 @@ def components(folder: Path) -> Iterator[dict[str, Any]]:
         "version": python,
         "licenses": [{"license": {"id": "PSF-2.0"}}],
     }
-    for file in sorted((home / "lib").glob("*.so*")):
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        hashes = [{"alg": "SHA-256", "content": digest}]
-        yield {"type": "library", "bom-ref": f"file:{file.name}", "name": file.name, "hashes": hashes}
+    yield from native_libraries(sorted((home / "lib").glob("*.so*")), folder / "share" / "libraries.json", python)
+
+
+def native_libraries(files: list[Path], owners: Path, python: str) -> Iterator[dict[str, Any]]:
+    """Yields a component per package that owns some of the files, with these in it; then each file without a package.
+
+    owners: what bundle.py found where it copied them. That of Python is of its own build if no package has it.
+    """
+    known = json.loads(owners.read_text()) if owners.exists() else {}
+    packages: dict[str, dict[str, Any]] = {}
+    rest = []
+    for file in files:
+        hashes = [{"alg": "SHA-256", "content": hashlib.sha256(file.read_bytes()).hexdigest()}]
+        part = {"type": "file", "bom-ref": f"file:{file.name}", "name": file.name, "hashes": hashes}
+        if owner := known.get(file.name):
+            package = packages.setdefault(owner["purl"], _describe_package(owner))
+            package["components"].append(part)
+        elif file.name.startswith("libpython"):
+            licences = [{"license": {"id": "PSF-2.0"}}]
+            rest.append({**part, "type": "library", "version": python, "licenses": licences})
+        else:
+            rest.append({**part, "type": "library"})
+    yield from (packages[purl] for purl in sorted(packages))
+    yield from rest
+
+
+def _describe_package(owner: dict[str, str]) -> dict[str, Any]:
+    named = {"licenses": [{"license": {"name": owner["licence"]}}]} if owner["licence"] else {}
+    purl, name, version = owner["purl"], owner["name"], owner["version"]
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "purl": purl,
+        "name": name,
+        "version": version,
+        **named,
+        "components": [],
+    }
 
 
 def licence(metadata: Any) -> dict[str, Any]:
