@@ -24,17 +24,19 @@ MAX_MISSED = 3
 def unknown_since(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int) -> int | None:
     """Returns the time (UTC us) up to which the page is right, None if it is up to date.
 
-    It is the time of the last good response, or the event time at which the pipeline stalled.
+    It is the time of the last good response, or the event time at which the pipeline stalled; of several faults the
+    earliest: a pipeline that stalled stays stalled while the API does not answer.
     """
-    if answer.error or fleet.error:
-        return min(a.fetched for a in (answer, fleet) if a.value is not None or a.error)
+    found = []
     oldest = min(answer.fetched, fleet.fetched)
-    if now - oldest > MAX_MISSED * INTERVAL_S * SECOND:
-        return oldest
+    if answer.error or fleet.error:
+        found.append(min(a.fetched for a in (answer, fleet) if a.value is not None or a.error))
+    elif now - oldest > MAX_MISSED * INTERVAL_S * SECOND:
+        found.append(oldest)
     known = fleet.value
-    if known is None or not known.stalled:
-        return None
-    return min(known.as_of, known.watermark or known.newest or known.as_of)
+    if known is not None and known.stalled:
+        found.append(min(known.as_of, known.watermark or known.newest or known.as_of))
+    return min(found, default=None)
 
 
 def statement(last_known: str, since: int | None, now: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dashboards import snapshot
 from dashboards.client import API_URL, ApiError, Client
 from dashboards.snapshot import AnswerCache, CachedAnswer
+from dashboards.views import parts
 from pipeline.model.records import SECOND
 
 
@@ -91,3 +93,18 @@ def test_the_last_good_response_stays_while_its_time_range_moves_on(api: Any) ->
     assert "Away" in after.error
     other = snapshot.fetch_series("rank:81.17", "rank.compute_time", 0, 80 * SECOND, "7 d")
     assert other.value is None
+
+
+def test_of_several_faults_the_earliest_is_since_when_a_page_is_unknown(api: Any) -> None:
+    known = snapshot.fetch_fleet_of().value
+    assert known is not None
+    now = known.as_of + 600 * SECOND
+    stalled = replace(known, stalled=True, watermark=known.as_of - 300 * SECOND)
+    fresh = CachedAnswer(stalled, now)
+    assert parts.unknown_since(fresh, fresh, now) == stalled.watermark
+    for broken in (replace(fresh, error="no answer"), replace(fresh, fetched=now - 60 * SECOND)):
+        assert parts.unknown_since(broken, broken, now) == stalled.watermark
+        assert parts.unknown_since(broken, fresh, now) == stalled.watermark
+    sound = CachedAnswer(replace(known, stalled=False), now)
+    assert parts.unknown_since(sound, sound, now) is None
+    assert parts.unknown_since(replace(sound, error="no answer"), sound, now) == now
