@@ -69,14 +69,15 @@ def draw_choice(chosen: Choice) -> None:
         st.session_state["explore-entities"] = list(chosen.entities)
         st.multiselect(
             "Devices", list(chosen.entities), key="explore-entities", format_func=entity_name,
-            accept_new_options=True, max_selections=MAX_ENTITIES, on_change=_write_entities,
+            accept_new_options=True, max_selections=MAX_ENTITIES, on_change=_write_entities, select_all=False,
             placeholder="Name, serial number or kind:name; Enter adds it",
         )  # fmt: skip
     with right:
         st.session_state["explore-signals"] = list(chosen.signals)
         st.multiselect(
             "Signals", list(CATALOGUE), key="explore-signals", format_func=signal_label,
-            max_selections=MAX_SIGNALS, on_change=_write_signals, placeholder="Type a part of a name: temperature",
+            max_selections=MAX_SIGNALS, on_change=_write_signals, select_all=False,
+            placeholder="Type a part of a name: temperature",
         )  # fmt: skip
     row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     for name, signals in PRESETS.items():

@@ -279,7 +279,7 @@ def _merge_form(detail: IncidentDetail, key: str) -> None:
         return
     offered = list(others)[:MAX_OFFERED]
     names = {i: f"{i} {plain(others[i].summary)}" for i in offered}
-    st.multiselect("Incidents", offered, format_func=lambda i: names[i], key=f"{key}-merge")
+    st.multiselect("Incidents", offered, format_func=lambda i: names[i], key=f"{key}-merge", select_all=False)
     st.text_input("Reason", key=f"{key}-merge-why", placeholder="Why they have one cause")
     args = (_about(detail), "merge", "incidents", f"{key}-merge", key)
     st.button("Merge", key=f"{key}-merge-do", on_click=_join_or_part, args=args)
@@ -288,7 +288,7 @@ def _merge_form(detail: IncidentDetail, key: str) -> None:
 
 def _split_form(detail: IncidentDetail, key: str) -> None:
     offered = list(detail.incident.members)[:MAX_OFFERED]
-    st.multiselect("Members", offered, format_func=entity_name, key=f"{key}-split")
+    st.multiselect("Members", offered, format_func=entity_name, key=f"{key}-split", select_all=False)
     st.text_input("Reason", key=f"{key}-split-why", placeholder="Why they have another cause")
     args = (_about(detail), "split", "entities", f"{key}-split", key)
     st.button("Split off", key=f"{key}-split-do", on_click=_join_or_part, args=args)

@@ -74,6 +74,13 @@ def test_presets_and_examples_use_what_exists() -> None:
     assert all(len(names) <= choose.MAX_SIGNALS for names in choose.PRESETS.values())
 
 
+def test_enter_chooses_the_first_match_not_all(api: Any) -> None:
+    serve_node(api)
+    fields = page(explore_script, live="0").multiselect
+    assert [field.label for field in fields] == ["Devices", "Signals"]
+    assert [field.proto.select_all for field in fields] == [0, 0]  # else it is the first line of the list
+
+
 @pytest.mark.slow
 def test_the_address_has_the_view(api: Any) -> None:
     serve_node(api)
