@@ -25,6 +25,8 @@ else:
         title, icon = f"{who.name} ({who.role})", ":material/account_circle:"
         known["account"] = st.Page(login.account_page, title=title, url_path="account", icon=icon)
     page = st.navigation(list(known.values()), position="top")
+    asked = st.query_params
+    st.set_page_config(page_title=pages.tab_title(page.title, asked.get_all("entity"), asked.get("id", "")))
     draw_frame()
     login.draw_banner(who)
     page.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -11,9 +11,12 @@ import streamlit as st
 
 from dashboards import routes
 from dashboards.views import place
+from pipeline.model.entity_names import entity_name
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
+MAX_TITLE = 80
+"""Longest subject of a tab's title (characters). Chosen: browsers show fewer; the address may hold any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +74,14 @@ def make_pages() -> dict[str, Page]:
         )
         for entry in PAGES
     }
+
+
+def tab_title(title: str, entities: Sequence[str], thing: str) -> str:
+    """Returns the title of a browser tab: `GPU 3 of n042 - Fleetpulse`, `Incident A1 - Fleetpulse`.
+
+    title: of the page.  entities, thing: `entity` and `id` in its address.
+    """
+    more = f" and {len(entities) - 1} more" if len(entities) > 1 else ""
+    name = entity_name(entities[0]) if entities else ""
+    subject = f"{name[:1].upper()}{name[1:]}{more}" if name else f"{title} {thing}".strip()
+    return f"{subject[:MAX_TITLE]} - Fleetpulse"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboards import routes
+from dashboards import pages, routes
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +62,19 @@ def test_a_page_of_one_thing_keeps_what_it_is_about_if_a_late_browser_sends_no_p
     del test.query_params["id"]
     test.session_state["page"] = "node"  # another page is not about it
     assert test.run().text[0].value == "none"
+
+
+@pytest.mark.parametrize(
+    ("title", "entities", "thing", "expected"),
+    [
+        ("Fleet", [], "", "Fleet - Fleetpulse"),
+        ("Incident", [], "A1", "Incident A1 - Fleetpulse"),
+        ("Node", ["gpu:n042.3"], "", "GPU 3 of n042 - Fleetpulse"),
+        ("Node", ["node:n042"], "", "Node n042 - Fleetpulse"),
+        ("Explore", ["gpu:n042.3", "gpu:n042.4", "node:n1"], "", "GPU 3 of n042 and 2 more - Fleetpulse"),
+        ("Incident", [], "A" * 500, f"Incident {'A' * 71} - Fleetpulse"),
+        ("Node", [""], "", "Node - Fleetpulse"),
+    ],
+)
+def test_a_tab_is_named_after_its_page(title: str, entities: list[str], thing: str, expected: str) -> None:
+    assert pages.tab_title(title, entities, thing) == expected

@@ -90,3 +90,13 @@ def test_a_page_that_shows_one_subject_shows_all_after_a_click_on_its_own_entry(
     page.locator(".fp-now").get_by_text("4 running jobs").wait_for()
     assert page.evaluate("window.sameSession")
     assert faults == []
+
+
+def test_a_tab_is_named_after_what_its_page_is_about(shared_address: str, browser: Any) -> None:
+    page, faults = open_page(browser, shared_address + FROM)
+    expect(page).to_have_title("Incidents - Fleetpulse")
+    page.locator("a.row").first.click()
+    expect(page).to_have_title("Incident A1 - Fleetpulse")
+    page.goto(f"{shared_address}/node?entity=gpu:n003.1&live=0")
+    expect(page).to_have_title("GPU 1 of n003 - Fleetpulse")
+    assert faults == []
