@@ -19,9 +19,9 @@ from standardwebhooks import Webhook as Verifier
 from pipeline.config.receivers import Apprise, PagerDuty, ReceiverConfig, Slack, Teams, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, iso
-from pipeline.notify import delivery
+from pipeline.notify import delivery, template_checks
 from pipeline.notify.alertmanager import compute_fingerprint, make_body
-from pipeline.notify.receivers import Endpoint, Message, build_receiver
+from pipeline.notify.receivers import Endpoint, Message, Template, build_receiver
 from pipeline.notify.receivers.pagerduty import parse_event, verify_signature
 from tests.pipeline.receiver_servers import BEHAVIOURS, Service, measure, serve, stop
 
@@ -480,9 +480,14 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("text", ATTACKS)
-def test_a_template_that_fails_or_reaches_out_sends_the_default_text(
-    service: Service, secret: Secret, text: str
+def test_a_template_that_fails_or_reaches_out_is_refused_and_would_send_the_default_text(
+    service: Service, secret: Secret, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "missing" not in text:  # another message may have it
+        with pytest.raises(ConfigError, match=r"\[\[notify.slack\]\] r: title"):
+            build_receiver(slack(service, secret, title=text))
+    monkeypatch.setattr(Template, "_try_sample", lambda *_: None)  # whatever the check at the start overlooks
+    monkeypatch.setattr(template_checks, "find_forbidden", lambda _: None)
     assert titled(service, secret, text) == "critical: Port m of n0: 1 flap"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -61,3 +62,36 @@ def test_the_most_that_a_template_may_loop_ends_within_seconds() -> None:
     shown = message(alerts=[alert(i) for i in range(1000)])
     assert Template(text, "r").render(shown, "FAILED") == "end"
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("{{ 'a' * 100000000 }}", "'*' is only for numbers"),
+        ("{{ title * 2 }}", "'*' is only for numbers"),
+        ("{{ 2 ** 8 }}", "'**' for nothing"),
+        ("{{ title.format(1) }}", "line 1: calls a function"),
+        ("\n{% if alerts|length > 50 %}{{ f() }}{% endif %}", "line 2: calls a function"),
+        ("{% macro m() %}x{% endmacro %}{{ m() }}", "calls a function, method or macro"),
+        ("{% include 'x' %}", "names another template"),
+        ("{% extends 'x' %}", "names another template"),
+        ("{% from 'x' import y %}", "names another template"),
+    ],
+)
+def test_a_template_that_can_never_be_rendered_ends_the_start(text: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(wrong)):
+        Template(text, "[[notify.slack]] r: text")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ alerts[0].labels.rack.x }}",
+        "{{ change.incident.confidence * 100 }} %",
+        "{{ change.incident.flaps * 2 }}",
+        "{{ 'rack ' + alerts[0].labels.rack }}",
+        "{{ (alerts|length) * 2 }}",
+    ],
+)
+def test_a_template_that_fails_only_with_some_messages_is_accepted(text: str) -> None:
+    Template(text, "[[notify.slack]] r: text")

@@ -362,25 +362,46 @@ class Template:
         if len(text) > MAX_TEMPLATE:
             raise ConfigError(f"{where}: has {len(text)} characters; expected at most {MAX_TEMPLATE}")
         try:
+            from pipeline.notify.template_checks import find_forbidden
             from pipeline.notify.template_loops import find_endless
 
             sandbox = _make_sandbox()
-            if wrong := find_endless(sandbox.parse(text)):
+            parsed = sandbox.parse(text)
+            if wrong := find_endless(parsed) or find_forbidden(parsed):
                 raise ConfigError(f"{where}: {wrong}")
             self._template = sandbox.from_string(text)
+            self._try_sample(where)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"{where}: is not a template: {error}") from error
         self._where, self._failed = where, ""
 
+    def _try_sample(self, where: str) -> None:
+        """Raises ConfigError on what the sandbox refuses. Other failures may depend on the message, such as a label
+        that it has not."""
+        from jinja2.exceptions import SecurityError
+
+        from pipeline.notify.template_checks import make_sample
+
+        try:
+            self._generate(make_sample())
+        except SecurityError as error:
+            raise ConfigError(f"{where}: cannot be rendered: {error}") from error
+        except Exception as error:  # noqa: BLE001 - a real message may have what the sample has not
+            log.debug("%s: the template fails with a sample: %s", where, error)
+
+    def _generate(self, values: Mapping[str, Any]) -> str:
+        text = ""
+        for part in self._template.generate(values):
+            text += part
+            if len(text) > MAX_RENDERED:
+                return text[:MAX_RENDERED]
+        return text
+
     def render(self, message: Message, default: str) -> str:
         """Returns the text; the default if the template fails, so that a mistake in it loses no page."""
         values = {**message.body, "event": message.event, "title": make_title(message), "change": dict(message.change)}
-        text = ""
         try:
-            for part in self._template.generate(values):
-                text += part
-                if len(text) > MAX_RENDERED:
-                    return text[:MAX_RENDERED]
+            text = self._generate(values)
         except Exception as error:  # noqa: BLE001 - whatever a template does wrong
             if str(error) != self._failed:
                 self._failed = str(error)
@@ -390,7 +411,8 @@ class Template:
 
 
 def _make_sandbox() -> jinja2.Environment:
-    from jinja2.exceptions import SecurityError
+    from jinja2 import Undefined
+    from jinja2.exceptions import SecurityError, UndefinedError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
@@ -403,6 +425,8 @@ def _make_sandbox() -> jinja2.Environment:
 
         def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
             numbers = all(isinstance(v, (int, float)) and abs(v) < 1e9 for v in (left, right))
+            if operator != "**" and any(v is None or isinstance(v, Undefined) for v in (left, right)):
+                raise UndefinedError(f"'{operator}' of a value that this message has not")
             if operator == "**" or not numbers:
                 raise SecurityError(f"'{operator}' is only for numbers, and '**' for nothing")
             return super().call_binop(context, operator, left, right)
