@@ -117,8 +117,7 @@ def has_unit(service: str) -> bool:
 def is_expected(service: str) -> bool:
     """Returns whether a service should run here: its unit is enabled, or was started and not stopped; or a container
     was made for it, whose first process it is. A unit that a person stopped and disabled is not expected."""
-    words = _read_first_process()
-    if any(os.path.basename(one) == "fleetpulse" and two == service for one, two in itertools.pairwise(words)):
+    if is_container_of(service):
         return True
     unit = f"fleetpulse-{service}.service"
     if not has_unit(service) or os.path.realpath(HOST_UNITS / unit) == os.devnull:  # masked
@@ -126,6 +125,12 @@ def is_expected(service: str) -> bool:
     if any(os.path.lexists(folder / unit) for folder in HOST_UNITS.glob("*.wants")):
         return True
     return _ask_state(unit) in ("active", "activating", "deactivating", "failed", "reloading")
+
+
+def is_container_of(service: str) -> bool:
+    """Returns whether this is a container that was made for a service: its first process is that service."""
+    words = _read_first_process()
+    return any(os.path.basename(one) == "fleetpulse" and two == service for one, two in itertools.pairwise(words))
 
 
 def _read_first_process(path: Path = Path("/proc/1/cmdline")) -> list[str]:

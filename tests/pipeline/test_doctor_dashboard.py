@@ -38,6 +38,18 @@ def test_a_token_that_the_api_accepts_is_ok_and_another_one_fails(served: Served
     assert "cannot be read" in check_dashboard(config).found
 
 
+@pytest.mark.parametrize(
+    ("first", "state"), [("fleetpulse\0pipeline", "info"), ("fleetpulse\0up", "fail"), ("init", "fail")]
+)
+def test_in_the_pipelines_container_the_dashboard_is_another_one(
+    first: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`doctor --wait` in the container, the gate of upgrades with compose and on Kubernetes, never passed."""
+    monkeypatch.setattr(systemd, "_read_first_process", lambda: f"/usr/bin/python\0/opt/bin/{first}\0".split("\0"))
+    config = Config(api=Api(token_file=tmp_path / "tokens"))
+    assert check_dashboard(config).state == state
+
+
 def test_without_a_token_for_the_dashboard_it_fails_unless_its_unit_passes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
