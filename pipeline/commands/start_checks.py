@@ -13,6 +13,11 @@ from pipeline.config.sections import Config
 from pipeline.config.topology import OWN
 from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import ConfigError
+from pipeline.runtime.credentials import list_handed_out
+from pipeline.runtime.systemd import CREDENTIALS
+
+HANDED_OUT = CREDENTIALS / "fleetpulse-pipeline.service" / "tokens"
+"""The API's tokens, where the pipeline's unit gives them to it."""
 
 
 def check_receivers(config: Config, secrets: bool = False) -> None:
@@ -43,15 +48,21 @@ def check_listeners(config: Config) -> None:
     """Raises ConfigError if API, gateway or dashboard would listen beyond loopback without a login, which their starts
     refuse. Reads no token_file.
 
-    Only where the pipeline's packages are installed. The API also takes tokens with roles, which are beside the store:
-    where this user cannot look there, as in a container that only checks, there may be some.
+    Only where the pipeline's packages are installed. The pipeline's unit may hand out the API's tokens. The API also
+    takes tokens with roles, which are beside the store: where this user cannot look there, as in a container that only
+    checks, there may be some.
     """
     if is_node():
         return
     from pipeline.api.tokens import check_users, find_role_file, load_role_tokens
 
     try:
-        if config.api.token_file is None and _is_readable(roles := find_role_file(config.store.path)):
+        handed_out = CREDENTIALS / "fleetpulse-pipeline.service" / "tokens" in list_handed_out()
+        if (
+            config.api.token_file is None
+            and not handed_out
+            and _is_readable(roles := find_role_file(config.store.path))
+        ):
             check_users(config.api, "api", bool(load_role_tokens(roles)))
         check_users(config.gateway, "gateway", config.gateway.token_file is not None)
         if open_pages := describe_open_pages(config):

@@ -41,15 +41,16 @@ class ModeRule:
 
 _SECONDS = constraint("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _WAIT = constraint("seconds, from 0 to 5", lambda value: 0 <= value <= 5)
-_MOST, _CENTURY = 10**10, 36_500
+_MOST, _LONGEST = 10**10, 100_000
 """Largest number, and days: more is a slip of the keyboard, and times so far away are no timestamps of the store."""
 _EIB = 1 << 60
 _POSITIVE = constraint(f"a number above 0 and at most {_MOST}", lambda value: 0 < value <= _MOST)
 _FRAME = constraint("seconds, 1 to 600", lambda value: 1 <= value <= 600)
 _LATENESS = constraint("seconds, 0 to 3600", lambda value: 0 <= value <= 3600)
 _MINUTES = constraint("minutes, above 0 and at most 525600 (a year)", lambda value: 0 < value <= 525_600)
-_HOURS = constraint("hours, above 0 and at most 876000 (100 years)", lambda value: 0 < value <= 24 * _CENTURY)
-_DAYS = constraint("days, above 0 and at most 36500 (100 years)", lambda value: 0 < value <= _CENTURY)
+_HOURS = constraint("hours, above 0 and at most 2400000", lambda value: 0 < value <= 24 * _LONGEST)
+_HOURS_OR_NONE = constraint("hours, 0 to 2400000", lambda value: 0 <= value <= 24 * _LONGEST)
+_DAYS = constraint("days, above 0 and at most 100000", lambda value: 0 < value <= _LONGEST)
 _SIZE = constraint(f"bytes, 0 to {_EIB} (1 EiB)", lambda value: 0 <= value <= _EIB)
 _WINDOW = constraint("days, from 1 to 366", lambda value: 1 <= value <= 366)
 _SHARES = constraint("numbers of at least 0", lambda value: all(0 <= n < math.inf for n in value.values()))
@@ -398,13 +399,13 @@ class Incidents:
     without a job that could show it again.   slurm_seconds: between readings of Slurm's reservations; 0: never. Chosen.
     """
 
-    acknowledge_hours: float = field(default=2.0, metadata=_NOT_NEGATIVE)
-    acknowledge_ticket_hours: float = field(default=0.0, metadata=_NOT_NEGATIVE)
+    acknowledge_hours: float = field(default=2.0, metadata=_HOURS_OR_NONE)
+    acknowledge_ticket_hours: float = field(default=0.0, metadata=_HOURS_OR_NONE)
     storm_pages: int = field(default=20, metadata=_POSITIVE)
     storm_minutes: float = field(default=10.0, metadata=_MINUTES)
     flaps: int = field(default=3, metadata=_POSITIVE)
     flap_minutes: float = field(default=30.0, metadata=_MINUTES)
-    idle_hours: float = field(default=24.0, metadata=_NOT_NEGATIVE)
+    idle_hours: float = field(default=24.0, metadata=_HOURS_OR_NONE)
     slurm_seconds: float = field(default=0.0, metadata=_NOT_NEGATIVE)
     advice_file: Path | None = None
     escalation: tuple[EscalationStep, ...] = ()

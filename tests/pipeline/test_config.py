@@ -278,7 +278,7 @@ def test_a_memory_limit_that_is_no_size_is_refused_before_a_start(tmp_path: Path
         ("pipeline", "lateness = -1"),
         ("pipeline", "lateness = inf"),
         ("store", "telemetry_days = 1e300"),
-        ("store", "audit_days = 36501"),
+        ("store", "audit_days = 100001"),
         ("store", "hot_hours = 1e300"),
         ("store", "free_bytes = 99999999999999999999999"),
         ("spool", "free_bytes = -1"),

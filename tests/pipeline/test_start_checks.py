@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -16,11 +17,14 @@ from pipeline.api.tokens import create_role_token, find_role_file
 from pipeline.commands.start_checks import check_listeners, check_next_start
 from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Api, Config, Incidents, Kafka, Pipeline, Store
+from pipeline.config.settings import build_section
 from pipeline.config.topology import TopologyFiles
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.regular_files import read_regular_text
+from pipeline.runtime import credentials
 from pipeline.runtime.secret_contents import read_digests
 
+ROOT = Path(__file__).parents[2]
 ADDRESS = ("127.0.0.1", 1)
 
 
@@ -76,6 +80,25 @@ def test_config_check_refuses_to_listen_beyond_loopback_without_a_login(
     assert f"{drop_in}: [{section}] host = '0.0.0.0': " in said
     drop_in.write_text(f'[{section}]\nhost = "0.0.0.0"\n{allowed}\n')
     assert fleetpulse.main(["config", "check", "--config", str(file)]) == 0
+
+
+def test_config_check_knows_that_the_unit_hands_out_the_tokens_of_the_api(
+    now: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_api = replace(now, api=Api(host="0.0.0.0"))
+    monkeypatch.setattr(credentials, "PACKAGED", tmp_path)
+    shutil.copy(ROOT / "deploy" / "systemd" / "fleetpulse-agent.service", tmp_path)
+    with pytest.raises(ConfigError, match="without tokens"):
+        check_listeners(open_api)
+    shutil.copy(ROOT / "deploy" / "systemd" / "fleetpulse-pipeline.service", tmp_path)
+    check_listeners(open_api)
+
+
+@pytest.mark.parametrize("key", ["acknowledge_hours", "acknowledge_ticket_hours", "idle_hours"])
+def test_an_acknowledgement_beyond_the_end_of_the_calendar_is_refused(key: str) -> None:
+    assert build_section(Incidents, {key: 2_400_000}, "test")
+    with pytest.raises(ConfigError, match=key):
+        build_section(Incidents, {key: 1e8}, "test")
 
 
 def test_config_check_counts_tokens_with_roles_and_knows_none_where_it_cannot_look(now: Config, tmp_path: Path) -> None:
