@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import re
+
 from pipeline.model.topology import Topology, kind_of
 
-_PARTS = frozenset({"gpu", "nvlink", "neuroncore", "cpu", "dimm", "disk"})
-"""Kinds of parts of nodes alone, which are named `NODE.PART`."""
-_MIXED = frozenset({"port", "nic", "sensor", "psu"})
-"""Kinds of parts of nodes, but also of switches and facilities: their node is known by another source, or none."""
+_NAMES = {
+    "gpu": re.compile(r"(.+)\.[a-z]*[0-9]+"),
+    "cpu": re.compile(r"(.+)\.[0-9]+"),
+    "nvlink": re.compile(r"(.+)\.[0-9]+\.[0-9]+"),
+    "neuroncore": re.compile(r"(.+)\.[a-z]*[0-9]+\.[0-9]+"),
+    "dimm": re.compile(r"(.+)\.mc[0-9]+\.(?:dimm|rank)[0-9]+"),
+    "disk": re.compile(r"([^.]+)\.[^.]+"),
+}
+"""Kinds of parts of nodes alone -> node and part in a name, such as `gpu:NODE.3`, `gpu:NODE.amd0`, `nvlink:NODE.3.0`.
+Source: the collectors of these kinds. Names of disks have dots (`etherd!e1.0`): several leave the node open."""
 
 
 def find_node_by_name(entity: str, topology: Topology) -> str | None:
     """Returns the node in the name of a device that the topology does not have; None if it names none for sure.
 
-    A node of the topology is the longest that the name begins with. Without one, only a name with one dot is clear:
-    `gpu:a.b.0` may be on the node a or a.b, and what is muted for one must not mute the other.
+    A node that the name begins with is not enough: `gpu:n0.lab.0` is not on n0, and what is muted for n0 must not mute
+    it while no inventory of n0.lab has arrived. Ports, sensors and power supplies may be of switches and facilities.
     """
     kind, _, name = entity.partition(":")
-    if kind not in _PARTS | _MIXED or entity in topology.parents:
+    if kind not in _NAMES or entity in topology.parents:
         return None
-    end = name.rfind(".")
-    while end > 0:
-        node = f"node:{name[:end]}"
-        if node in topology.parents or topology.descendants(node):
-            return node
-        end = name.rfind(".", 0, end)
-    owner, _, part = name.partition(".")
-    return f"node:{owner}" if kind in _PARTS and owner and part and "." not in part else None
+    fits = _NAMES[kind].fullmatch(name)
+    if fits is None:
+        return None
+    node = f"node:{fits[1]}"
+    sure = "." not in fits[1] or node in topology.parents or topology.descendants(node)
+    return node if sure else None
 
 
 def list_place(entity: str, topology: Topology) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.config.sections import ModeRule
 from pipeline.incidents.jobs import Places
 from pipeline.incidents.reach import find_reach
 from pipeline.incidents.silences import collect_labels
@@ -36,9 +37,26 @@ def test_a_job_that_suffers_takes_no_label_of_the_place_away() -> None:
     [
         ("gpu:n9.0", "n9", ()),
         ("gpu:n1.7", "n1", ("r0",)),  # the topology has its node
-        ("port:n1.mlx5_0.1", "n1", ("r0",)),
+        ("gpu:n1.amd7", "n1", ("r0",)),
+        ("cpu:n1.11", "n1", ("r0",)),
+        ("nvlink:n1.3.0", "n1", ("r0",)),
+        ("nvlink:n9.3.0", "n9", ()),
+        ("neuroncore:n1.neuron0.1", "n1", ("r0",)),
+        ("dimm:n1.mc0.dimm1", "n1", ("r0",)),
+        ("disk:n1.sda", "n1", ("r0",)),
         ("gpu:a.b.0", "a.b", ("r7",)),
-        ("gpu:a.c.0", None, ()),  # of node a, or of a.c
+        ("nvlink:a.b.3.0", "a.b", ("r7",)),
+        ("gpu:a.c.0", None, ()),  # on a.c, which the topology does not have; not on a
+        ("gpu:a.b.c.0", None, ()),
+        ("gpu:a.x", None, ()),  # no name of a GPU
+        ("nvlink:a.c.3.0", None, ()),
+        ("nvlink:a.3", None, ()),
+        ("cpu:a.c.0", None, ()),
+        ("dimm:a.c.mc0.dimm1", None, ()),
+        ("disk:a.b.sda", None, ()),  # sda of a.b, or b.sda of a
+        ("port:n1.mlx5_0.1", None, ()),  # a port of the node n1, or of a switch
+        ("port:a.c.mlx5_0", None, ()),
+        ("psu:a.c.1", None, ()),
         ("port:l7.4", None, ()),  # a port of a switch
         ("sensor:hall.temp", None, ()),
         ("gpu:x.0", None, ("r7",)),  # its inventory has no node
@@ -49,12 +67,13 @@ def test_a_job_that_suffers_takes_no_label_of_the_place_away() -> None:
 def test_a_device_without_inventory_has_the_labels_of_the_node_in_its_name(
     device: str, node: str | None, rack: tuple[str, ...]
 ) -> None:
-    more = {"node:a.b": ("rack:r7",), "gpu:x.0": ("rack:r7",)}
+    more = {"node:a": ("rack:r6",), "node:a.b": ("rack:r7",), "gpu:x.0": ("rack:r7",)}
     topology, one = Topology({**PARENTS, **more}), Incident("i", device, 0, 0, "page", "x", "y", device, (device,))
     found = collect_labels(one, topology, "s")
     assert (found.get("node"), found.get("rack", ())) == (node and (node,), rack)
     assert (f"node:{node}" in found["scope"]) == (node is not None)
-    assert locate_entity(topology, device).get("node") == node
+    located = locate_entity(topology, device)
+    assert (located.get("node"), located.get("rack")) == (node, rack[0] if rack else None)
     assert find_reach(device, (device,), topology, Places()).nodes == ({f"node:{node}"} if node else set())
 
 
@@ -67,3 +86,15 @@ def test_a_mute_of_a_node_mutes_its_devices_without_inventory_and_no_others() ->
     by_node = FindingFilter(Topology(PARENTS), mutes=mutes)
     found = [Finding(10, 10, entity, "thermal", "page", 1.0, "hot") for entity in ("gpu:n9.0", "gpu:n8.0", "gpu:n1.0")]
     assert [by_node.find_mute(one) is not None for one in found] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "device", ["gpu:n0.lab.0", "nvlink:n0.lab.3.0", "cpu:n0.sw.0", "port:n0.lab.mlx5_0", "psu:n0.sw.1"]
+)
+@pytest.mark.parametrize("scope", ["node:n0", "rack:r0"])
+def test_a_mute_or_mode_of_a_node_leaves_devices_of_a_longer_named_one_that_is_unknown(device: str, scope: str) -> None:
+    one = Finding(10, 10, device, "thermal", "page", 1.0, "hot")
+    of_scope = [Mute("m", "thermal", scope, 0, 100, "why", "ann")]
+    by_scope = FindingFilter(Topology(PARENTS), [ModeRule("record", scope=scope)], mutes=of_scope)
+    assert by_scope.find_mute(one) is None
+    assert by_scope.find_mode(one) == "notify"
