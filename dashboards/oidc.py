@@ -5,8 +5,9 @@ cookie for 30 days. Here they are checked again at each run of a page, and the p
 answer of its userinfo endpoint ends a revoked login and brings the groups of now.
 
 It is asked with the access token, which Streamlit keeps without a refresh token and without `expires_in`. After the
-expiry that a JWT states, the provider refuses it as it refuses a revoked one. So it is not asked any more then: a login
-that it accepted before keeps its groups, until `max_hours`. Of a token of another format no expiry is known.
+expiry that a JWT states, the provider refuses it as it refuses a revoked one. So it is asked more often towards that
+expiry and not any more after it: a login that it accepted keeps its groups for `unchecked_minutes` after the last time
+that it did. Of a token of another format no expiry is known.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import http.client
 import json
 import math
+import sys
 import threading
 import time
 import urllib.error
@@ -24,6 +26,7 @@ import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeGuard
 
 from pipeline.config.dashboard import Oidc
@@ -41,8 +44,13 @@ MAX_LOGINS = 10_000
 CLOCK_S = 120
 """Difference of the clocks of provider and dashboard that is allowed (s), as in Streamlit's own check."""
 EARLY_S = 10
-"""Time before the expiry of an access token from which a refusal is one of an expired token (s): the clocks of provider
-and dashboard differ. Chosen: more than NTP leaves, and a revocation is missed in this time alone."""
+"""How far the provider's clock may be ahead for a refusal to be one of an expired token (s), if the `Date` of the
+answer says that it has expired there. Chosen: more than NTP leaves, and a revocation is missed in this time alone."""
+LIFE_PARTS = 3
+"""The provider is asked again after this part of the remaining life of an access token, at least RETRY_S. Chosen: a
+third, so that the last check is in its last seconds whenever a page is open."""
+LATEST = 10**12
+"""Times from here on are none (s since 1970). Chosen: the year 33658, beyond the 9999 of some providers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +75,14 @@ class NoLogin:
 class _Answer:
     """What the provider said about an access token. groups: None if it gave none.
 
-    confirmed: it accepted the token, or did before the token expired.   accepted: it has ever accepted it.
+    confirmed: it accepted the token, or did before the token expired.   accepted: when it last did; None: never.
     """
 
     asked: float
     confirmed: bool
     rejected: bool = False
     groups: tuple[str, ...] | None = None
-    accepted: bool = False
+    accepted: float | None = None
     expired: bool = False
 
 
@@ -83,6 +91,7 @@ _ENDPOINTS: dict[str, str] = {}
 _LOCK = threading.Lock()
 _ASKING = tuple(threading.Lock() for _ in range(64))
 """Held while the provider is asked about a token; by the first byte of its hash."""
+_WARNED = threading.Event()
 
 
 def forget_logins() -> None:
@@ -90,6 +99,7 @@ def forget_logins() -> None:
     with _LOCK:
         _ANSWERS.clear()
         _ENDPOINTS.clear()
+    _WARNED.clear()
 
 
 def metadata_url(settings: Oidc) -> str:
@@ -114,21 +124,40 @@ def check(settings: Oidc, user: Mapping[str, Any], clock: Callable[[], float] = 
     known = [audience] if isinstance(audience, str) else audience
     if user.get("iss") != settings.issuer or not isinstance(known, list) or settings.client_id not in known:
         return NoLogin("refused", "The login is for another program or from another provider. Log in again.")
-    until = int(issued + settings.max_hours * 3600)
-    if now >= until:
+    end = issued + settings.max_hours * 3600
+    if now >= end:
         return NoLogin("ended", f"The login ended after {settings.max_hours:g} h. Log in again.")
-    token = (user.get("tokens") or {}).get("access")
-    answer = _ask(settings, token, now) if isinstance(token, str) and token else _Answer(now, False)
+    given = (user.get("tokens") or {}).get("access")
+    token = given if isinstance(given, str) else ""
+    answer = _ask(settings, token, now) if token else _Answer(now, False)
     if answer.rejected:
         return NoLogin("ended", "The provider has ended this login. Log in again.")
-    if answer.expired and not answer.accepted and (now >= expires or settings.groups_from == "userinfo"):
-        return NoLogin("ended", "The access token of this login has expired, so its groups are unknown. Log in again.")
+    checked = answer.accepted if answer.expired else _expiry(token)
+    if checked is None or now >= checked + settings.unchecked_minutes * 60:
+        return NoLogin("ended", "The access token of this login has expired: nothing confirms it. Log in again.")
     if not answer.confirmed and now >= expires:
         return NoLogin("ended", "The login has expired, and the provider does not confirm it. Log in again.")
     groups = answer.groups if settings.groups_from == "userinfo" else _groups(user, settings.groups_claim)
     if groups is None:
         return NoLogin("refused", "The provider does not answer, so your groups are unknown. Try again in a minute.")
+    _warn_of_short_life(settings, _expiry(token) - issued)
+    until = int(min(end, checked + settings.unchecked_minutes * 60))
     return Login(_name(user, settings.name_claim), groups, until, str(user["sub"]))
+
+
+def _warn_of_short_life(settings: Oidc, life: float) -> None:
+    """Logs once that access tokens live shorter than logins, if a revoked login is noticed late because of it."""
+    unchecked = settings.unchecked_minutes
+    if life >= settings.max_hours * 3600 - CLOCK_S or unchecked * 60 <= settings.check_seconds or _WARNED.is_set():
+        return
+    _WARNED.set()
+    sys.stderr.write(
+        f"dashboard: [dashboard.oidc] the provider's access tokens live {life:.0f} s, logins up to max_hours = "
+        f"{settings.max_hours:g}: after that a revoked login or a lost group is noticed only at the next login, up to "
+        f"unchecked_minutes = {unchecked:g} later. Expected tokens that live as long as logins: set their life at the "
+        "provider (Keycloak: Access Token Lifespan of the client), or a shorter unchecked_minutes\n"
+    )
+    sys.stderr.flush()
 
 
 def _ask(settings: Oidc, token: str, now: float) -> _Answer:
@@ -139,10 +168,12 @@ def _ask(settings: Oidc, token: str, now: float) -> _Answer:
             last = _ANSWERS.get(key)
         if last is not None and last.rejected:
             return last
-        if now >= _expiry(token):
+        expiry = _expiry(token)
+        if now >= expiry:
             return _expired(now, last)
         if last is not None:
-            lifetime = settings.check_seconds if last.confirmed else RETRY_S
+            soon = max(RETRY_S, (expiry - last.asked) / LIFE_PARTS)
+            lifetime = min(settings.check_seconds, soon) if last.confirmed else RETRY_S
             if 0 <= now - last.asked < lifetime:
                 return last
         answer = _read_answer(settings, token, now, last)
@@ -164,14 +195,14 @@ def _read_answer(settings: Oidc, token: str, now: float, last: _Answer | None) -
         claims = _fetch(endpoint, token)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == 401 and now >= _expiry(token) - EARLY_S:
+            if error.code == 401 and _expiry(token) <= _date(error) <= now + EARLY_S:
                 return _expired(now, last)
             if error.code in (401, 403):
                 return _Answer(now, False, rejected=True)
         return _unanswered(now, last)
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return _unanswered(now, last)
-    return _Answer(now, True, groups=_groups(claims, settings.groups_claim), accepted=True)
+    return _Answer(now, True, groups=_groups(claims, settings.groups_claim), accepted=now)
 
 
 def _unanswered(now: float, last: _Answer | None) -> _Answer:
@@ -181,7 +212,15 @@ def _unanswered(now: float, last: _Answer | None) -> _Answer:
 def _expired(now: float, last: _Answer | None) -> _Answer:
     """Returns the answer about a token that the provider cannot confirm any more: what it said before."""
     before = _unanswered(now, last)
-    return replace(before, confirmed=before.accepted, expired=True)
+    return replace(before, confirmed=before.accepted is not None, expired=True)
+
+
+def _date(error: urllib.error.HTTPError) -> float:
+    """Returns the time of an answer by the provider's clock (s since 1970); 0 if it does not state it."""
+    try:
+        return parsedate_to_datetime(error.headers["Date"]).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 def _expiry(token: str) -> float:
@@ -227,5 +266,5 @@ def _name(user: Mapping[str, Any], claim: str) -> str:
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    """Returns whether a claim is a time in s."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Returns whether a claim is a time in s; not NaN, which JSON of Python may contain."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < LATEST

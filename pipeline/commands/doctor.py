@@ -372,6 +372,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     topology,
     api,
     doctor_dashboard.check_dashboard,
+    doctor_dashboard.check_login,
     receivers,
     doctor_senders.check_gateway,
     doctor_senders.check_rejected,

@@ -1,9 +1,10 @@
-"""The check of `fleetpulse doctor` on the dashboard's right to read: without it, its pages show no data."""
+"""The checks of `fleetpulse doctor` on the dashboard: its right to read, and how late it notices a revoked login."""
 
 from __future__ import annotations
 
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
+from pipeline.config.dashboard import Oidc
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError
@@ -41,3 +42,20 @@ def check_dashboard(config: Config) -> Check:
         found = f"[dashboard] token_file {path}: the API refuses its first token (HTTP {status})"
         return Check(NAME, "fail", found, meaning, "fleetpulse token list; a token of a viewer, first in that file")
     return Check(NAME, "ok", "the API accepts its token")
+
+
+def check_login(config: Config) -> Check:
+    """Says how late a revoked login may be noticed. The dashboard alone knows how long tokens live."""
+    settings = config.dashboard.oidc
+    if settings is None:
+        return Check("login", "info", "no [dashboard.oidc]")
+    asked, unchecked = settings.check_seconds, settings.unchecked_minutes
+    found = f"a revoked login or a lost group is noticed within {asked:g} s while the login's access token lives"
+    if unchecked * 60 <= asked:
+        return Check("login", "ok", found)
+    found += f", after that only up to {unchecked:g} min later, at the next login"
+    meaning = "tokens that live shorter than max_hours (Keycloak: 5 min) make it late; the dashboard's log names them"
+    fix = (
+        "at the provider, access tokens that live as long as max_hours; or a shorter [dashboard.oidc] unchecked_minutes"
+    )
+    return Check("login", "warn" if unchecked > Oidc.unchecked_minutes else "info", found, meaning, fix)

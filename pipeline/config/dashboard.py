@@ -16,6 +16,7 @@ _IN_URL = tuple(f"{host}{end}" for host in ("127.0.0.1", "[::1]", "localhost") f
 _PORT = constraint("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _POSITIVE = constraint("a number above 0 and at most 1000000000", lambda value: 0 < value <= 10**9)
 _HOURS = constraint("hours, above 0 and at most 24", lambda value: 0 < value <= 24)
+_UNCHECKED = constraint("minutes, 0 to 1440", lambda value: 0 <= value <= 1440)
 _CHECK = constraint("seconds, 1 to 3600", lambda value: 1 <= value <= 3600)
 _TEXT = constraint("a text that is not empty", lambda value: bool(value.strip()))
 _BASE = constraint(
@@ -42,7 +43,8 @@ class Oidc:
     groups_from: where the provider gives the groups. `userinfo` is asked at each check.
     prompt: the OpenID parameter; empty: the provider decides.
     max_hours: longest login (12: a long shift). check_seconds: how often the provider is asked whether a login still
-    counts (5 min: an employee who leaves is out before anyone notices). Chosen.
+    counts (5 min: an employee who leaves is out before anyone notices). unchecked_minutes: longest use of a login whose
+    access token has expired, after the provider last accepted it (1 h: what tokens live at most providers). Chosen.
     cookie_secret_file: signs the login cookies of several dashboards; a new one at each start without it.
     """
 
@@ -57,6 +59,7 @@ class Oidc:
     prompt: str = ""
     max_hours: float = field(default=12.0, metadata=_HOURS)
     check_seconds: float = field(default=300.0, metadata=_CHECK)
+    unchecked_minutes: float = field(default=60.0, metadata=_UNCHECKED)
     cookie_secret_file: Path | None = None
 
 

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ DASHBOARDS = Path(identity.__file__).parent
 
 
 class Idp:
-    """A userinfo endpoint: `answer` is (status, claims); None: it hangs up."""
+    """A userinfo endpoint: `answer` is (status, claims); None: it hangs up. date: `Date` of its answers."""
 
     def __init__(self) -> None:
         self.answer: tuple[int, dict[str, Any]] | None = (200, {"sub": "a", "groups": ["ops"]})
         self.asked: list[str] = []
         self.described = 0
         self.url = ""
+        self.date = formatdate(NOW, usegmt=True)
 
 
 @pytest.fixture
@@ -43,6 +45,9 @@ def idp() -> Iterator[Idp]:
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return state.date
 
         def do_GET(self) -> None:
             if self.path.startswith("/.well-known/"):
@@ -152,22 +157,76 @@ def jwt_until(expires: Any) -> str:
     return f"e30.{part}.c2lnbmF0dXJl"
 
 
+ODD = ("soon", True, -1, 10**400, float("inf"), float("nan"))
+"""What is no time of an expiry; Python's JSON has the last two."""
 REFUSED = (401, {"error": "invalid_token", "error_description": "Token verification failed"})
 """What Keycloak answers for an expired token as for a revoked one."""
 
 
 @pytest.mark.parametrize("groups_from", ["userinfo", "id_token"])
-def test_a_login_outlives_its_access_token_of_5_minutes(settings: Oidc, idp: Idp, groups_from: str) -> None:
+def test_a_login_outlives_its_access_token_for_an_hour(settings: Oidc, idp: Idp, groups_from: str) -> None:
     settings = replace(settings, groups_from=groups_from)
     user = claims(settings, exp=NOW + 300, tokens={"access": jwt_until(NOW + 300)}, groups=["ops"])
-    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    assert oidc.check(settings, user, at(0)).until == NOW + 300 + 3600  # type: ignore[union-attr]
+    assert isinstance(oidc.check(settings, user, at(200)), oidc.Login)
     idp.answer = REFUSED
-    for second in (300, 301, 12 * 3600 - 1):
-        assert oidc.check(settings, user, at(second)) == oidc.Login(
-            "alice@example.org", ("ops",), NOW + 12 * 3600, "248289"
+    for second in (300, 301, 200 + 3599):
+        assert oidc.check(settings, user, at(second)) == oidc.Login("alice@example.org", ("ops",), NOW + 3800, "248289")
+    assert len(idp.asked) == 2, "an expired token is not sent"
+    ended = oidc.check(settings, user, at(200 + 3600))
+    assert isinstance(ended, oidc.NoLogin)
+    assert "access token of this login has expired" in ended.reason
+
+
+@pytest.mark.parametrize(("minutes", "hours", "last"), [(0, 12, 300), (10, 12, 600), (1440, 1, 3600)])
+def test_the_life_after_the_token_is_configured_and_max_hours_ends_it(
+    settings: Oidc, idp: Idp, minutes: float, hours: float, last: int
+) -> None:
+    settings = replace(settings, unchecked_minutes=minutes, max_hours=hours)
+    user = claims(settings, tokens={"access": jwt_until(NOW + 300)})
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    assert isinstance(oidc.check(settings, user, at(last - 1)), oidc.Login)
+    assert isinstance(oidc.check(settings, user, at(last)), oidc.NoLogin)
+
+
+@pytest.mark.parametrize("answer", [REFUSED, (200, {"groups": []})])
+def test_a_short_token_is_checked_ever_more_often_until_it_expires(settings: Oidc, idp: Idp, answer: Any) -> None:
+    """Keycloak's tokens and the default check_seconds, 300 s both: the login itself was the only check."""
+    user = claims(settings, tokens={"access": jwt_until(NOW + 300)})
+    asked = []
+    for second in range(300):
+        before = len(idp.asked)
+        assert isinstance(oidc.check(settings, user, at(second)), oidc.Login)
+        asked += [second] if len(idp.asked) > before else []
+    assert asked == [0, 100, 167, 212, 242, 262, 275, 285, 295]
+    oidc.forget_logins()
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    idp.answer = answer
+    for second in (200, 299, 301, 3000):
+        assert getattr(oidc.check(settings, user, at(second)), "groups", ()) == ()
+
+
+def test_a_long_token_is_checked_at_check_seconds(settings: Oidc, idp: Idp) -> None:
+    user = claims(settings, tokens={"access": jwt_until(NOW + 12 * 3600)})
+    for second in (0, 299, 300, 599, 600):
+        oidc.check(settings, user, at(second))
+    assert len(idp.asked) == 3
+
+
+def test_short_tokens_are_named_once_in_the_log(settings: Oidc, capsys: pytest.CaptureFixture[str]) -> None:
+    for life, unchecked in ((12 * 3600, 60.0), (300, 5.0)):  # noticed in time
+        changed = replace(settings, unchecked_minutes=unchecked)
+        assert isinstance(
+            oidc.check(changed, claims(changed, tokens={"access": jwt_until(NOW + life)}), at(0)), oidc.Login
         )
-    assert len(idp.asked) == 1, "an expired token is not sent"
-    assert isinstance(oidc.check(settings, user, at(12 * 3600)), oidc.NoLogin)
+    assert isinstance(oidc.check(settings, claims(settings), at(0)), oidc.Login)  # no JWT
+    assert capsys.readouterr().err == ""
+    for second in (0, 1):
+        oidc.check(settings, claims(settings, tokens={"access": jwt_until(NOW + 300)}), at(second))
+    said = capsys.readouterr().err
+    assert said.count("dashboard: [dashboard.oidc] the provider's access tokens live 300 s") == 1
+    assert "unchecked_minutes = 60" in said
+    assert "Access Token Lifespan" in said
 
 
 def test_a_token_that_is_refused_before_it_expires_is_a_revoked_login(settings: Oidc, idp: Idp) -> None:
@@ -181,30 +240,47 @@ def test_a_token_that_is_refused_before_it_expires_is_a_revoked_login(settings: 
         assert "has ended this login" in found.reason
 
 
-def test_a_refusal_a_moment_before_the_expiry_is_of_another_clock(settings: Oidc, idp: Idp) -> None:
+@pytest.mark.parametrize(
+    ("date", "counts"),
+    [
+        (NOW + 300, True),  # expired by the provider's clock
+        (NOW + 305, True),
+        (NOW + 299, False),
+        (NOW + 306, False),  # more than EARLY_S ahead
+        (None, False),
+    ],
+)
+def test_a_refusal_a_moment_before_the_expiry_is_believed_unless_the_providers_clock_is_ahead(
+    settings: Oidc, idp: Idp, date: float | None, counts: bool
+) -> None:
     settings = replace(settings, check_seconds=60.0)
     user = claims(settings, tokens={"access": jwt_until(NOW + 300)})
     assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
-    idp.answer = REFUSED
-    assert isinstance(oidc.check(settings, user, at(300 - oidc.EARLY_S)), oidc.Login)
+    idp.answer, idp.date = REFUSED, "soon" if date is None else formatdate(date, usegmt=True)
+    for second in (295, 301, 3000):
+        assert isinstance(oidc.check(settings, user, at(second)), oidc.Login) == counts
     forbidden = claims(settings, tokens={"access": jwt_until(NOW + 299)})
     idp.answer = (403, {})
     assert isinstance(oidc.check(settings, forbidden, at(298)), oidc.NoLogin)
 
 
-def test_a_login_that_was_never_confirmed_ends_with_its_tokens(settings: Oidc, idp: Idp) -> None:
+@pytest.mark.parametrize("groups_from", ["userinfo", "id_token"])
+def test_an_expired_login_that_was_never_confirmed_is_none(settings: Oidc, idp: Idp, groups_from: str) -> None:
     """As after a restart of the dashboard: a copy of the cookies of a revoked login is worth nothing."""
-    user = claims(settings, exp=NOW + 600, tokens={"access": jwt_until(NOW + 300)}, groups=["ops"])
-    found = oidc.check(settings, user, at(300))
-    assert isinstance(found, oidc.NoLogin)
-    assert "access token of this login has expired" in found.reason
-    from_token = replace(settings, groups_from="id_token")
-    assert isinstance(oidc.check(from_token, user, at(599)), oidc.Login)
-    assert isinstance(oidc.check(from_token, user, at(600)), oidc.NoLogin)
-    assert idp.asked == []
+    settings = replace(settings, groups_from=groups_from)
+    user = claims(settings, exp=NOW + 36_000, tokens={"access": jwt_until(NOW + 300)}, groups=["ops"])
+    assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
+    idp.answer = REFUSED
+    assert isinstance(oidc.check(settings, user, at(200)), oidc.NoLogin)
+    oidc.forget_logins()
+    for second in (300, 599, 30_000):
+        found = oidc.check(settings, user, at(second))
+        assert isinstance(found, oidc.NoLogin)
+        assert "access token of this login has expired" in found.reason
+    assert len(idp.asked) == 2
 
 
-@pytest.mark.parametrize("token", ["opaque", "a.b", "a.b.c", "e30.!.c", "e30.MQ.c", jwt_until("soon"), jwt_until(True)])
+@pytest.mark.parametrize("token", ["opaque", "a.b", "a.b.c", "e30.!.c", "e30.MQ.c", *map(jwt_until, ODD)])
 def test_of_a_token_without_an_expiry_a_refusal_ends_the_login(settings: Oidc, idp: Idp, token: str) -> None:
     user = claims(settings, tokens={"access": token})
     assert isinstance(oidc.check(settings, user, at(0)), oidc.Login)
@@ -369,6 +445,8 @@ PROXY = '[dashboard.proxy_login]\nuser_header = "U"\ngroups_header = "G"\n'
         (BASE.replace("roles", 'host = "0.0.0.0"\nroles') + PROXY, "only the proxy may reach it"),
         (BASE + LOGIN.replace("https", "http"), "https"),
         (BASE + LOGIN + "max_hours = 25\n", "at most 24"),
+        (BASE + LOGIN + "unchecked_minutes = -1\n", "minutes, 0 to 1440"),
+        (BASE + LOGIN + "unchecked_minutes = 1441\n", "minutes, 0 to 1440"),
         (BASE.replace("operator", "boss") + LOGIN, "expected one of 'viewer', 'operator', 'admin'"),
         ('[dashboard]\nbase_path = "fleet/"\n', "begins with a slash"),
     ],

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.doctor_dashboard import check_dashboard
+from pipeline.commands.doctor_dashboard import check_dashboard, check_login
 from pipeline.commands.units import install_units
-from pipeline.config.dashboard import Dashboard
+from pipeline.config.dashboard import Dashboard, Oidc
 from pipeline.config.sections import Api, Config
 from pipeline.runtime import systemd
 from tests.pipeline.api.test_api_acts import Served
@@ -78,3 +78,15 @@ def test_a_server_of_wheels_whose_unit_passes_the_token_passes_the_gate(
         True,
         False,
     )
+
+
+@pytest.mark.parametrize(("minutes", "state"), [(0.0, "ok"), (5.0, "ok"), (60.0, "info"), (720.0, "warn")])
+def test_the_check_of_the_login_says_how_late_a_revoked_one_is_noticed(minutes: float, state: str) -> None:
+    login = Oidc("https://id.example.org", "f", Path("s"), unchecked_minutes=minutes)
+    board = Dashboard(oidc=login, roles={"ops": "operator"}, token_file=Path("t"))
+    found = check_login(Config(dashboard=board))
+    assert found.state == state
+    assert "within 300 s while" in found.found
+    assert (f"up to {minutes:g} min later" in found.found) == (state != "ok")
+    assert ("unchecked_minutes" in found.fix) == (state != "ok")
+    assert check_login(Config()).found == "no [dashboard.oidc]"
