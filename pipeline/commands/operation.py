@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import threading
 import time
@@ -35,7 +34,8 @@ from pipeline.model.records import from_iso
 from pipeline.runtime import private_files
 from pipeline.runtime.systemd import has_unit
 from pipeline.store import backup, history_files
-from pipeline.store.backup import FORMAT, MANIFEST, PARTIAL, STORE, SUMS, BackupWriter, Report, StoreMoment
+from pipeline.store.backup import STORE, SUMS, BackupWriter, Report, StoreMoment
+from pipeline.store.backup_check import find_damage, read_manifest
 from pipeline.store.database import open_file, restore_marker
 from pipeline.store.detector_state import state_folder
 from pipeline.store.schema import SCHEMA_VERSION
@@ -50,7 +50,6 @@ _START_S, _ASK_AGAIN_S = 300.0, 2.0
 start takes 1 to 2 minutes; the pipeline names 2 s in Retry-After."""
 T = TypeVar("T")
 _UNNAMED = ".restored"
-_SUM = re.compile(r"[0-9a-f]{64}  [^/].*")
 _HOUR = 3600.0
 
 
@@ -152,51 +151,6 @@ def _describe(folder: Path, manifest: Mapping[str, Any], history: Any) -> Mappin
 
 
 # --- restore ----------------------------------------------------------------------------------------------------------
-
-
-def read_manifest(folder: Path) -> Mapping[str, Any]:
-    """Returns the manifest of a complete backup. Raises UsageError if the folder is none."""
-    try:
-        found: Mapping[str, Any] = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError as error:
-        unfinished = folder.name.endswith(PARTIAL) or folder.with_name(folder.name + PARTIAL).exists()
-        what = "was not completed: run fleetpulse backup again" if unfinished else "is no backup"
-        raise UsageError(f"{folder}: {what} (it has no {MANIFEST})") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder / MANIFEST}: cannot be read: {error}") from error
-    if found.get("format") != FORMAT:
-        raise UsageError(f"{folder}: format {found.get('format')!r}, expected {FORMAT}: upgrade fleetpulse")
-    return found
-
-
-def find_damage(folder: Path, report: Report = lambda _: None) -> list[str]:
-    """Returns a line for each file of a backup that is missing or differs from its checksum, and for wrong lines."""
-    lines = (folder / SUMS).read_text(errors="replace").splitlines() if (folder / SUMS).exists() else []
-    names = {line.partition("  ")[2] for line in lines}
-    found = [f"{name}: not in {SUMS}" for name in _list_named(folder) if name not in names]
-    for number, line in enumerate(lines, 1):
-        digest, _, name = line.partition("  ")
-        if _SUM.fullmatch(line) is None or ".." in Path(name).parts:
-            found.append(
-                f"{SUMS}: line {number} is {line[:80]!r}, expected a checksum, two spaces and a file of the backup"
-            )
-            continue
-        try:
-            with open(folder / name, "rb") as file:
-                if backup.checksum(file.fileno(), os.fstat(file.fileno()).st_size) != digest:
-                    found.append(f"{name}: differs from its checksum")
-        except OSError as error:
-            found.append(f"{name}: {error.strerror}")
-        if number % 500 == 0:
-            report(f"checksums: {number} of {len(lines)} files")
-    return found
-
-
-def _list_named(folder: Path) -> list[str]:
-    """Returns the files that a backup must have by its manifest. Raises UsageError if it is none."""
-    manifest = read_manifest(folder)
-    state = [f"state/{manifest['state']}"] if manifest.get("state") else []
-    return [MANIFEST, STORE, *state, *(f"history/{path}" for path, _ in manifest.get("history", ()))]
 
 
 def run_restore(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
 
+from pipeline.model.errors import UsageError
 from pipeline.runtime.long_start import LongStart
-from pipeline.store.backup import MANIFEST, STORE, BackupWriter, Checkpoints, identify, log_path
+from pipeline.store.backup import BackupWriter, Checkpoints, Report, identify, log_path
+from pipeline.store.backup_check import find_damage, read_manifest
 
 log = logging.getLogger("fleetpulse.store")
 
@@ -23,8 +24,8 @@ def back_up_before_migration(
 ) -> BackupWriter:
     """Makes the backup of a store that is about to be migrated, and removes older ones; the caller closes the writer.
 
-    One of the same store, unchanged since, is kept: an earlier start ended between backup and migration. Raises
-    Unreachable, and Interrupted if the process is stopping.
+    One of the same store, unchanged since, is kept if each of its files has its checksum: an earlier start ended
+    between backup and migration. Raises Unreachable, and Interrupted if the process is stopping.
     """
 
     def report(line: str) -> None:
@@ -33,7 +34,7 @@ def back_up_before_migration(
 
     writer = BackupWriter(migration_backup(store, version), free_bytes, report=report, each_piece=start.tell)
     try:
-        kept = _is_of(writer, store)
+        kept = _is_of(writer, store) and _is_sound(writer.target, report, start)
         for old in store.parent.glob(f"{store.name}.schema-*"):
             if old != writer.folder and not (kept and old == writer.target):
                 shutil.rmtree(old)
@@ -48,12 +49,24 @@ def back_up_before_migration(
 
 
 def _is_of(writer: BackupWriter, store: Path) -> bool:
-    """Whether the target is a complete backup of the store as it is now, which has no log after a checkpoint."""
+    """Whether the target names itself a backup of the store as it is now, which has no log after a checkpoint."""
     handle = writer.open_once(store)
     logged = log_path(store)
     try:
-        origin = json.loads((writer.target / MANIFEST).read_text()).get("origin")
-    except (OSError, ValueError):
+        origin = read_manifest(writer.target).get("origin")
+    except UsageError:
         return False
     has_log = logged.exists() and logged.stat().st_size > 0
-    return not has_log and origin == identify(handle) and (writer.target / STORE).is_file()
+    return not has_log and origin == identify(handle)
+
+
+def _is_sound(target: Path, report: Report, start: LongStart) -> bool:
+    """Whether all files of the backup are there with their checksums: it becomes the only way back."""
+    report(f"checksums of {target}, which an earlier start wrote")
+    try:
+        damage = find_damage(target, report, start.tell)
+    except (OSError, UsageError) as error:
+        damage = [str(error)]
+    if damage:
+        log.warning("backup: %s is damaged and is written again: %s (%d in all)", target, damage[0], len(damage))
+    return not damage

@@ -14,12 +14,13 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipeline.commands.operation import find_damage, read_manifest, run_backup, run_restore
+from pipeline.commands.operation import run_backup, run_restore
 from pipeline.config import sections
 from pipeline.model.errors import DamagedStore, Refused, Unreachable, UsageError
 from pipeline.model.records import SECOND
 from pipeline.store import backup, database
 from pipeline.store.backup import MANIFEST, STORE, SUMS, BackupWriter, Checkpoints
+from pipeline.store.backup_check import find_damage, read_manifest
 from pipeline.store.history_files import SealedFile
 from tests.pipeline.conftest import NOW, Site
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -19,8 +20,9 @@ from pipeline.model.errors import Interrupted
 from pipeline.runtime import long_start
 from pipeline.runtime.long_start import LongStart
 from pipeline.runtime.systemd import SystemdNotifier
-from pipeline.store import schema
+from pipeline.store import backup_check, schema
 from pipeline.store.backup import BackupWriter
+from pipeline.store.backup_check import find_damage
 from pipeline.store.database import Database
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +133,69 @@ connection.execute("INSERT INTO meta VALUES ('said', 'later')")
     Database(store).close()
     with duckdb.connect(str(backup_of(store) / "store.duckdb"), read_only=True) as connection:
         assert connection.execute("SELECT value FROM meta WHERE key = 'said'").fetchall() == [("later",)]
+
+
+def truncate(backup: Path) -> None:
+    os.truncate(backup / "store.duckdb", 8192)
+
+
+def zero(backup: Path) -> None:
+    with open(backup / "store.duckdb", "r+b") as file:
+        file.seek(12_288)
+        file.write(bytes(65_536))
+
+
+def spoil_manifest(backup: Path) -> None:
+    path = backup / "MANIFEST.json"
+    path.write_text(path.read_text().replace('"history": []', '"history": 1'))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "truncated": truncate,
+    "zeroed": zero,
+    "without the store": lambda backup: (backup / "store.duckdb").unlink(),
+    "without checksums": lambda backup: (backup / "SHA256SUMS").unlink(),
+    "without lines": lambda backup: (backup / "SHA256SUMS").write_text(""),
+    "manifest that is a list": lambda backup: (backup / "MANIFEST.json").write_text("[]"),
+    "manifest that differs": spoil_manifest,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_backup_is_written_again_before_the_migration(
+    store: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """It was kept by its manifest alone, and after the migration there was no way back."""
+    fail_once(monkeypatch, store)
+    DAMAGES[damage](backup_of(store))
+    Database(store).close()
+    assert schema_of(store) == schema.SCHEMA_VERSION
+    assert find_damage(backup_of(store)) == []
+    assert schema_of(backup_of(store) / "store.duckdb") == schema.SCHEMA_VERSION - 1
+
+
+def test_the_check_of_a_kept_backup_tells_its_progress_and_a_stop_ends_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_once(monkeypatch, store)
+    before = os.stat(backup_of(store) / "store.duckdb").st_ino
+    monkeypatch.setattr(backup_check, "REPORT_EVERY_S", 0.0)
+    told: list[str] = []
+    stop = threading.Event()
+
+    class Told(LongStart):
+        def tell(self, doing: str = "") -> None:
+            told.append(doing)
+            if "checksums: 2 of 2 files" in doing:
+                stop.set()
+            super().tell(doing)
+
+    with pytest.raises(Interrupted, match=r"checksums: 2 of 2 files, [0-9]+ MiB"):
+        Database(store, start=Told(stop))
+    assert any("is backed up before its migration: checksums of" in one for one in told)
+    assert schema_of(store) == schema.SCHEMA_VERSION - 1
+    assert os.stat(backup_of(store) / "store.duckdb").st_ino == before
+    assert find_damage(backup_of(store)) == []
 
 
 def test_a_restored_store_is_backed_up_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.operation import find_damage, run_restore
+from pipeline.commands.operation import run_restore
 from pipeline.model.errors import Unreachable
 from pipeline.model.records import SECOND
 from pipeline.store import schema
+from pipeline.store.backup_check import find_damage
 from pipeline.store.database import Database
 from tests.old_versions import SCHEMA_2, SCHEMA_3, WIRE_1, check_out, run_old
 from tests.pipeline.conftest import Site
