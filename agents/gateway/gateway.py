@@ -19,6 +19,7 @@ from agents.node.spool.spool import Spool
 from agents.node.uplink.uplink import open_uplink
 from pipeline.api.tokens import Tokens, read_tokens
 from pipeline.config.sections import Config, Gateway
+from pipeline.http import certificates
 from pipeline.model.errors import ConfigError, SpoolError
 from pipeline.model.records import OTLP, Origin
 from pipeline.model.regular_files import read_regular
@@ -96,7 +97,7 @@ def open_http(
     if settings.certificate_file is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            tls.load_cert_chain(settings.certificate_file, settings.key_file)
+            certificates.load_own(tls, settings.certificate_file, settings.key_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"[gateway] certificate_file, key_file: {error}") from error
     try:

@@ -19,6 +19,7 @@ from typing import Any
 
 from agents.otlp import messages
 from pipeline.config.sections import Kafka, Opentelemetry
+from pipeline.http import certificates
 from pipeline.http.addresses import is_loopback_url, make_opener
 from pipeline.model.errors import ConfigError, Permanent, Retryable
 from pipeline.model.records import OTLP
@@ -211,10 +212,10 @@ def _read_headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
 
 def _tls_context(settings: Opentelemetry, source: str) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
+        return certificates.trust(settings.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"{source}: [opentelemetry] ca_file: {settings.ca_file}: {error}; expected certificates in PEM"
+            f"{source}: [opentelemetry] ca_file: {settings.ca_file}: {error.strerror}; expected certificates in PEM"
         ) from error
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 from typing import Any
 
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config, Gateway
-from pipeline.http import client
+from pipeline.http import certificates, client
 from pipeline.model.errors import FleetpulseError
 from pipeline.model.records import OTLP
 
@@ -81,7 +80,7 @@ def _get(settings: Gateway, path: str) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(host, settings.port, timeout=ANSWER_S)
     else:
         # the very certificate of this gateway is trusted, under whatever name it is reached here
-        context = ssl.create_default_context(cafile=str(settings.certificate_file))
+        context = certificates.trust(settings.certificate_file)
         context.check_hostname = False
         connection = http.client.HTTPSConnection(host, settings.port, timeout=ANSWER_S, context=context)
     token = client.read_token(settings.token_file) if settings.token_file else ""

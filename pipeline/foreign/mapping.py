@@ -40,6 +40,7 @@ from typing import Any, Literal
 
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import read_regular_text
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
 
 SHIPPED_FOLDER = Path(__file__).with_name("mappings")
@@ -135,7 +136,7 @@ def load_mapping(name: str) -> MetricMapping:
         return NO_MAPPING
     path = SHIPPED_FOLDER / f"{name}.toml" if name in list_shipped() else Path(name).expanduser()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_regular_text(path))
     except OSError as error:
         known = ", ".join(list_shipped())
         raise ConfigError(f"mapping {name!r}: {error.strerror}; expected a file, or one of {known}") from None

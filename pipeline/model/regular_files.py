@@ -3,9 +3,11 @@ service or fill its memory."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_BYTES = 64 << 20
@@ -21,6 +23,22 @@ def read_regular(path: Path) -> bytes:
     if len(content) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"has more than {MAX_BYTES:,} bytes", str(path))
     return content
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[str]:
+    """Gives the path of an open regular file, or of /dev/null, to what reads a file by its path, as OpenSSL does.
+
+    The same file is read that was checked, whatever `path` names by then. Raises OSError as `read_regular`.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        check_regular(number, path)
+        if os.fstat(number).st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"has more than {MAX_BYTES:,} bytes", str(path))
+        yield f"/proc/self/fd/{number}"
+    finally:
+        os.close(number)
 
 
 def check_regular(number: int, path: Path) -> None:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.config.sections import Kafka
+from pipeline.http import certificates
 from pipeline.model.errors import ConfigError
 from pipeline.transport import kafka_clients, kerberos, oauth_tokens
 from pipeline.transport.broker_errors import (
@@ -34,6 +35,7 @@ from pipeline.transport.broker_errors import (
     classify_tls_error,
 )
 
+FILES = "correct [kafka] ca_file, certificate_file and key_file: expected readable PEM files"
 SECONDS = 3.0
 """Time limit of a whole handshake (s). Chosen: a healthy broker needs 0.01 to 0.3 s."""
 READ_BYTES = 65536
@@ -87,7 +89,7 @@ def _list_brokers(kafka: Kafka, settings: dict[str, Any], host: str, port: int, 
     from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
     where = _format_address(host, port)
-    with _connect(host, port, end) as plain, _start_tls(kafka, settings, plain, host, where) as sealed:
+    with _connect(host, port, end) as plain, _start_tls(kafka, plain, host, where) as sealed:
         link = _Connection(sealed, where, end)
         try:
             link.request(ApiVersionsRequest(version=0))
@@ -120,22 +122,24 @@ def _connect(host: str, port: int, end: float) -> Iterator[socket.socket]:
         yield link
 
 
-def _start_tls(kafka: Kafka, settings: dict[str, Any], plain: socket.socket, host: str, where: str) -> socket.socket:
+def _start_tls(kafka: Kafka, plain: socket.socket, host: str, where: str) -> socket.socket:
     """The connection, with TLS if configured. Raises _HandshakeFailed."""
     if not kafka.security_protocol.endswith("SSL"):
         return plain
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as the client creates it
         if kafka.ca_file is not None:
-            context.load_verify_locations(settings["ssl_cafile"])
+            certificates.load_trusted(context, kafka.ca_file)
         else:
             context.load_default_certs()
         if kafka.certificate_file is not None:
-            context.load_cert_chain(settings["ssl_certfile"], settings["ssl_keyfile"])
+            certificates.load_own(context, kafka.certificate_file, kafka.key_file)
         return context.wrap_socket(plain, server_hostname=host)
     except TimeoutError as error:
         raise _no_response(where) from error
     except OSError as error:
+        if error.filename is not None:
+            raise _HandshakeFailed("credential", f"{error.filename}: {error.strerror}", FILES) from error
         if found := classify_tls_error(error, where):
             raise _HandshakeFailed(found.kind, found.text, found.remedy) from error
         text = f"{where}: no TLS at this address; [kafka] security_protocol = {kafka.security_protocol!r}"

@@ -15,6 +15,7 @@ from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import open_regular
 from pipeline.transport.broker_errors import CLOCKS, BrokerProblem
 from pipeline.transport.oauth_tokens import LoginError
 
@@ -125,7 +126,7 @@ def kerberos_settings(kafka: Kafka) -> dict[str, Any]:
         if not kafka.username:
             raise ConfigError("[kafka] keytab_file without username; expected the principal whose key it has")
         try:
-            with open(kafka.keytab_file, "rb"):
+            with open_regular(kafka.keytab_file):  # the library opens it by its path, and would wait at a pipe
                 pass
         except OSError as error:
             raise ConfigError(

@@ -12,7 +12,6 @@ import base64
 import email.utils
 import json
 import logging
-import ssl
 import threading
 import time
 import urllib.error
@@ -27,6 +26,7 @@ from kafka.errors import KafkaConnectionError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from pipeline.config.sections import Kafka
+from pipeline.http import certificates
 from pipeline.http.addresses import make_opener
 from pipeline.model.errors import ConfigError
 from pipeline.model.regular_files import read_regular_text
@@ -166,6 +166,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc] # kafka-python s
 
 
 ENDPOINT = "start the token endpoint, or correct [kafka] token_endpoint"
+CERTIFICATES = "correct [kafka] token_ca_file: expected a readable file of PEM certificates"
 SECRET = "correct [kafka] username and password_file: the id and secret of a client at the token endpoint"
 
 
@@ -204,7 +205,11 @@ class _Fetch(threading.Thread):
         }
         body = urllib.parse.urlencode({key: value for key, value in form.items() if value}).encode()
         request = urllib.request.Request(kafka.token_endpoint, body, headers)
-        context = ssl.create_default_context(cafile=str(kafka.token_ca_file) if kafka.token_ca_file else None)
+        try:
+            context = certificates.trust(kafka.token_ca_file)
+        except OSError as error:
+            text = f"[kafka] token_ca_file = {str(kafka.token_ca_file)!r}: {error.strerror}"
+            raise LoginError(BrokerProblem("credential", text, CERTIFICATES)) from None
         opener = make_opener(urllib.request.HTTPSHandler(context=context), environment_proxies_to=kafka.token_endpoint)
         try:
             with opener.open(request, timeout=FETCH_S) as response:

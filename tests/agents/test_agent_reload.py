@@ -101,6 +101,20 @@ def test_an_empty_list_in_place_of_a_default_is_applied(running: Running, drain:
     assert read_reloads(drain(running.spool)) == [{"outcome": "done", "reason": reason}]
 
 
+def test_a_ca_file_that_is_a_pipe_changes_nothing_and_a_stop_still_ends_the_agent(
+    running: Running, drain: Callable[[Path], Drained], tmp_path: Path
+) -> None:
+    """The agent waited at it for good, and ignored SIGTERM."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    running.reload(running.base + f"[opentelemetry]\nendpoint = 'https://127.0.0.1:1'\nca_file = '{pipe}'\n")
+    running.wait_for("not reloaded, nothing changed")
+    running.process.terminate()
+    assert running.process.wait(10) == 0
+    [found] = read_reloads(drain(running.spool))
+    assert "[opentelemetry] ca_file" in found["reason"]
+    assert "is no regular file" in found["reason"]
+
+
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("change", "why"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -69,21 +68,18 @@ def test_a_slowly_dripping_header_is_reported_as_down_and_the_same_thread_retrie
     assert len(threads) == 1
 
 
-def test_a_hang_without_a_timeout_is_reported_as_down_once_an_interval(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hang_without_a_timeout_is_reported_as_down_once_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scraping, "OVERDUE_S", 0.1)
-    pipe = tmp_path / "token"  # like a file on an unreachable server: opening it never returns
-    os.mkfifo(pipe, 0o600)
-    made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/", interval=3600.0, timeout=0.1, token_file=pipe),))
+    answered = threading.Event()  # like a resolver that does not answer, or a file on an unreachable server
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: answered.wait() and [])
+    made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/", interval=3600.0, timeout=0.1),))
     made.open("n1")
     try:
         found = read_until_reported(made, "x")
         assert made.read() == ()
     finally:
         made.close()
-        with pipe.open("w"):  # releases the thread
-            pass
+        answered.set()  # releases the thread
     (event,) = [e for r in found for e in r.events]
     assert (event.data["state"], event.data["reason"].partition(":")[0]) == ("down", "a GET does not end")
 

@@ -145,8 +145,10 @@ class RedfishConnection:
     def _tls_context(self) -> Any:
         import ssl
 
+        from pipeline.http import certificates
+
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
+            context = certificates.trust(self.ca_file)
         except OSError as error:
             wanted = "expected a readable file of PEM certificates"
             raise RequestError(f"ca_file {self.ca_file}: {error.strerror}; {wanted}", bmc_down=True) from error

@@ -24,7 +24,9 @@ from urllib.parse import urlsplit
 from agents.collector import HANG_S
 from agents.collectors.exporters.translation import Translation, parse_page, translate_page
 from pipeline.foreign.mapping import MetricMapping
+from pipeline.http import certificates
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import read_regular
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -100,11 +102,11 @@ class PageFetcher:
         """Returns the trusted certificates; the system's own ones, which are many, are read once."""
         try:
             if self._ca_file is not None:
-                return ssl.create_default_context(cafile=self._ca_file)
+                return certificates.trust(self._ca_file)
             if self._system_context is None:
-                self._system_context = ssl.create_default_context()
+                self._system_context = certificates.trust(None)
         except OSError as error:
-            raise ConfigError(f"ca_file {self._ca_file}: {error}; expected certificates in PEM") from None
+            raise ConfigError(f"ca_file {self._ca_file}: {error.strerror}; expected certificates in PEM") from None
         return self._system_context
 
 
@@ -143,7 +145,7 @@ def read_token(path: Path) -> str:
         if mode & (stat.S_IROTH | stat.S_IWOTH):
             wanted = f"expected a file that others may not read: chmod 600 {path}"
             raise ConfigError(f"token_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}")
-        found = path.read_text(encoding="ascii").strip()
+        found = read_regular(path).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
         raise ConfigError(f"token_file {path}: {why}; expected a readable file with the token") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
+from pipeline.model.regular_files import read_regular_text
 
 SHIPPED = Path(__file__).with_name("xid.toml")
 SEVERITIES = ("info", "warning", "critical")
@@ -105,7 +106,7 @@ def _merge_file(table: XidTable, path: Path) -> XidTable:
 def read_toml(path: Path) -> dict[str, Any]:
     """Returns the tables of a TOML file. Raises ConfigError if it cannot be read or is not TOML."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_regular_text(path))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}; expected a readable TOML file") from None
 

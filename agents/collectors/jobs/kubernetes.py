@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.collectors.jobs.process_identity import clean_name, parse_number
 from agents.protobuf import ProtobufMessage
+from pipeline.model.regular_files import read_regular_text
 
 MAX_PODS = 1024
 """Most pods of a node that are kept. Chosen: kubelet's default allows 110, large nodes 500."""
@@ -300,17 +301,17 @@ class PodPoller:
 
     def _read_pod_list(self) -> bytes:
         """Returns the PodList of this node. Raises PodListRefused with the status if the account lacks the right."""
-        import ssl
         import urllib.error
         import urllib.request
         from urllib.parse import quote
 
+        from pipeline.http import certificates
         from pipeline.http.addresses import make_opener
 
         path = f"/api/v1/pods?fieldSelector={quote('spec.nodeName=' + self.node)}&resourceVersion=0"
-        token = (self.account / "token").read_text().strip()  # each time: the kubelet renews it hourly
+        token = read_regular_text(self.account / "token").strip()  # each time: the kubelet renews it hourly
         trust = self.account / "ca.crt"
-        context = ssl.create_default_context(cafile=str(trust) if trust.exists() else None)
+        context = certificates.trust(trust if trust.exists() else None)
         request = urllib.request.Request(self.api + path, headers={"Authorization": f"Bearer {token}"})
         try:
             with make_opener(urllib.request.HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_S) as answer:

@@ -23,7 +23,8 @@ from pipeline.acts.act import Act, Verb
 from pipeline.acts.adapters.adapter import GIVE_UP_S, Immediate, NotYet, Outcome, StillRunning, check_owner, write_note
 from pipeline.acts.scheduler import OWNER, SchedulerJob, SchedulerNode, SchedulerState, list_jobs_by_node
 from pipeline.config.acts import Acts
-from pipeline.model.errors import Unreachable
+from pipeline.model.errors import ConfigError, Unreachable
+from pipeline.model.regular_files import open_regular
 
 ANNOTATION = "fleetpulse.io/held-for"
 TAINT = "fleetpulse.io/held"
@@ -68,6 +69,13 @@ class Kubernetes(Immediate):
         if access.kubeconfig is None:
             config.load_incluster_config()
             return client.ApiClient()
+        try:
+            with open_regular(access.kubeconfig):  # the client opens it by its path, and would wait at a pipe
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"[acts.kubernetes] kubeconfig = {str(access.kubeconfig)!r}: {error.strerror}; expected a readable file"
+            ) from error
         return config.new_client_from_config(str(access.kubeconfig), context=access.context or None)
 
     def read_state(self, now: int) -> SchedulerState:
