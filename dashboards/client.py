@@ -16,9 +16,9 @@ from dashboards import answers
 from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
 from pipeline.http.addresses import make_opener
 from pipeline.http.client import NO_RIGHT
+from pipeline.http.token_lines import read_token_lines
 from pipeline.model.errors import FleetpulseError, UsageError
 from pipeline.model.records import Incident, State, iso
-from pipeline.model.regular_files import read_regular_text
 
 T = TypeVar("T")
 NoteKind = Literal["acknowledge", "comment", "resolve", "not_a_fault"]
@@ -227,7 +227,7 @@ class Client:
 def read_token(path: Path) -> str:
     """Returns the token of the first line, `TOKEN` or `NAME:TOKEN`. Raises UsageError."""
     try:
-        lines = [line.strip() for line in read_regular_text(path).splitlines() if line.strip() and line[0] != "#"]
+        lines = read_token_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"[dashboard] token_file {path} cannot be read: {_reason(error)}") from error
     if not lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -110,6 +110,11 @@ def dated(time: int) -> str:
     moment = datetime.fromtimestamp(time // SECOND, _ZONE.get())
     zone = "Z" if moment.tzinfo is UTC else f" {moment.tzname()}"
     return f"{moment:%Y-%m-%d %H:%M:%S}{zone}"
+
+
+def are_today(times: Iterable[int], now: int) -> bool:
+    """Returns whether all times are on the day of now, so that they can be shown without a date."""
+    return {dated(time)[:10] for time in times} <= {dated(now)[:10]}
 
 
 def ago(time: int, now: int) -> str:

@@ -13,7 +13,7 @@ import streamlit as st
 
 from dashboards import markup, routes
 from dashboards.devices.requests import POINTS, recent_span
-from dashboards.words import age, clock, dated
+from dashboards.words import age, are_today, clock, dated
 from pipeline.model.records import SECOND, from_iso, iso
 
 HOUR = 3600 * SECOND
@@ -124,6 +124,6 @@ def _draw_notice(chosen: TimeRange, now: int, key: str) -> None:
 def describe(chosen: TimeRange, now: int) -> str:
     """Returns the range in words: `16:20:00Z to now, 22:20:00Z (6 h 00 min)`; with dates unless both ends are today."""
     end = min(chosen.end, now)
-    today = dated(chosen.start)[:10] == dated(end)[:10] == dated(now)[:10]
+    today = are_today((chosen.start, end), now)
     first, last = (clock(time, now) if today else dated(time) for time in (chosen.start, end))
     return f"{first} to {'now, ' * (chosen.end >= now)}{last} ({age((end - chosen.start) / SECOND)})"

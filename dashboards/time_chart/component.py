@@ -17,7 +17,7 @@ import streamlit as st
 from dashboards import snapshot, theme
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
 from dashboards.theme import DARK, LIGHT, SERIES
-from dashboards.words import amount, dated, is_share, label, quantity, reading, unit_name, zone_offset_s
+from dashboards.words import amount, are_today, dated, is_share, label, quantity, reading, unit_name, zone_offset_s
 from pipeline.model.entity_names import entity_name
 from pipeline.model.signals import CATALOGUE
 
@@ -75,7 +75,7 @@ def chart_data(found: Comparison, marks: Sequence[Mark], look: Look) -> dict[str
         "start": found.start // 1000,
         "end": found.end // 1000,
         "layout": look.layout,
-        "dated": not dated(found.start)[:10] == dated(found.end)[:10] == dated(snapshot.now())[:10],
+        "dated": not are_today((found.start, found.end), snapshot.now()),
         "ahead": zone_offset_s(found.end) * 1000,
         "columns": [short_name(e) for e in entities] if look.layout == "grid" else [],
         "hint": HINT,

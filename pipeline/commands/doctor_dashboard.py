@@ -7,8 +7,8 @@ from pipeline.commands.installed import is_node
 from pipeline.config.dashboard import Oidc
 from pipeline.config.sections import Config
 from pipeline.http import client
+from pipeline.http.token_lines import read_token_lines
 from pipeline.model.errors import FleetpulseError
-from pipeline.model.regular_files import read_regular_text
 from pipeline.runtime import systemd
 
 NAME = "dashboard"
@@ -29,9 +29,7 @@ def check_dashboard(config: Config) -> Check:
         found = "[dashboard] token_file is not set, and the API asks for a token"
         return Check(NAME, "fail", found, meaning, f'[dashboard] token_file = "{config.api.token_file}"')
     try:
-        first = next(
-            (line.strip() for line in read_regular_text(path).splitlines() if line.strip() and line[0] != "#"), ""
-        )
+        first = next(iter(read_token_lines(path)), "")
     except (OSError, UnicodeDecodeError) as error:
         return Check(NAME, "fail", f"[dashboard] token_file {path} cannot be read: {error}", meaning, "doctor as root")
     try:

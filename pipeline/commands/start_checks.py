@@ -57,12 +57,8 @@ def check_listeners(config: Config) -> None:
     from pipeline.api.tokens import check_users, find_role_file, load_role_tokens
 
     try:
-        handed_out = CREDENTIALS / "fleetpulse-pipeline.service" / "tokens" in list_handed_out()
-        if (
-            config.api.token_file is None
-            and not handed_out
-            and _is_readable(roles := find_role_file(config.store.path))
-        ):
+        none = config.api.token_file is None and HANDED_OUT not in list_handed_out()
+        if none and _is_readable(roles := find_role_file(config.store.path)):
             check_users(config.api, "api", bool(load_role_tokens(roles)))
         check_users(config.gateway, "gateway", config.gateway.token_file is not None)
         if open_pages := describe_open_pages(config):

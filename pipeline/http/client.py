@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.config.sections import Config
 from pipeline.http.addresses import make_opener
+from pipeline.http.token_lines import read_token_lines
 from pipeline.model.errors import (
     FleetpulseError,
     InvalidQuery,
@@ -23,7 +24,6 @@ from pipeline.model.errors import (
     Unreachable,
     UsageError,
 )
-from pipeline.model.regular_files import read_regular_text
 
 WRONG_QUERY = "urn:fleetpulse:wrong-query"
 OVER_LIMIT = "urn:fleetpulse:over-limit"
@@ -168,10 +168,9 @@ PERSON = "operator"
 def read_token(path: Path) -> str:
     """Returns the token of PERSON of a file with one `name:token` per line, else the first one. Raises UsageError."""
     try:
-        text = read_regular_text(path)
+        lines = read_token_lines(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; expected one name:token per line") from error
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not lines or ":" not in lines[0]:
         raise UsageError(f"{path}: contains no token; expected one name:token per line")
     chosen = next((line for line in lines if line.partition(":")[0].strip() == PERSON), lines[0])

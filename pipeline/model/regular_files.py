@@ -16,7 +16,7 @@ MAX_BYTES = 64 << 20
 
 def read_regular(path: Path) -> bytes:
     """Returns what a file contains; of /dev/null nothing. Raises OSError, also for another kind of file."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once
+    number = _open(path)
     with open(number, "rb") as file:
         check_regular(number, path)
         content = file.read(MAX_BYTES + 1)
@@ -31,7 +31,7 @@ def open_regular(path: Path) -> Iterator[str]:
 
     The same file is read that was checked, whatever `path` names by then. Raises OSError as `read_regular`.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    number = _open(path)
     try:
         check_regular(number, path)
         if os.fstat(number).st_size > MAX_BYTES:
@@ -39,6 +39,10 @@ def open_regular(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{number}"
     finally:
         os.close(number)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once
 
 
 def check_regular(number: int, path: Path) -> None:

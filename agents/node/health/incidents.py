@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config.sections import Check
 from pipeline.http.addresses import make_opener
-from pipeline.model.regular_files import read_regular_text
+from pipeline.http.token_lines import read_token_lines
 
 MAX_BYTES = 8 << 20
 """Longest response that is read; chosen: 4,000 open incidents."""
@@ -76,9 +76,7 @@ def _fetch_open(check: Check, timeout: float) -> tuple[list[dict[str, Any]], str
 def _read_token(path: Path) -> str:
     """The first token of a file with one `name:token` per line."""
     try:
-        lines = [
-            line.strip() for line in read_regular_text(path).splitlines() if line.strip() and not line.startswith("#")
-        ]
+        lines = read_token_lines(path)
     except (OSError, ValueError) as error:
         raise NoAnswer(f"{path}: cannot be read: {error}; expected one name:token per line") from error
     if not lines or ":" not in lines[0]:
