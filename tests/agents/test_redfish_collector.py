@@ -62,6 +62,13 @@ class CollectorReader:
             time.sleep(0.02)
         raise AssertionError(f"not within {patience} s; {self.values}, {self.events}")
 
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Waits for the threads of the collector or of the BMC, without a read."""
+        end = time.monotonic() + COLLECT_SHARE
+        while not holds():
+            assert time.monotonic() < end, f"not within {COLLECT_SHARE} s"
+            time.sleep(0.01)
+
     def has(self, entity: str, signal: str, value: float | None = None) -> Callable[[], bool]:
         def holds() -> bool:
             found = self.values.get((entity, signal))
@@ -255,8 +262,35 @@ def test_an_expired_session_is_reopened_and_deleted_at_the_end(double: Double, s
     reader.until(reader.has("cdu:b1.C1", "coolant.flow", 77))
     assert len(double.requests_for(f"{ROOT}/SessionService/Sessions", "POST")) == 2
     reader.collector.close()
-    assert not double.service.sessions
+    reader.wait_for(lambda: not double.service.sessions)
     assert reader.events_of_kind("bmc_lost") == []
+
+
+@pytest.mark.slow
+def test_a_close_aborts_the_request_before_the_logout_and_never_the_logout(
+    double: Double, start_reader: StartReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = start_reader(double)
+    reader.until(reader.has("cdu:b1.C1", "coolant.flow"))
+    (poller,) = reader.collector._pollers
+    abort, logout = poller.client.abort, poller.session.logout
+    steps, logging_out = list[str](), threading.Event()
+
+    def abort_late() -> None:
+        logging_out.wait(0.5)  # long enough for a thread that does not wait for it
+        steps.append("abort")
+        abort()
+
+    def begin_logout() -> None:
+        steps.append("logout")
+        logging_out.set()
+        logout()
+
+    monkeypatch.setattr(poller.client, "abort", abort_late)
+    monkeypatch.setattr(poller.session, "logout", begin_logout)
+    reader.collector.close()
+    reader.wait_for(lambda: not double.service.sessions)
+    assert steps == ["abort", "logout"]
 
 
 def test_without_sessions_the_password_is_sent_with_each_request(double: Double, start_reader: StartReader) -> None:

@@ -139,6 +139,7 @@ def test_each_foreign_message_becomes_one_dead_letter(kafka: Address, new_pipeli
     write(kafka, TELEMETRY, strange)
     letters = 'SELECT reason, count(*) FROM dead_letter GROUP BY ALL ORDER BY min("offset")'
     visible = wait_until(lambda: sum(n for _, n in pipeline.rows(letters)) == 5, VISIBLE_S, "dead letters are counted")
+    wait_until(lambda: len(read(kafka, f"{TELEMETRY}.dlq")) == 5, VISIBLE_S, "copies are in Kafka")
     pipeline.wait_until_healthy()
     pipeline.stop_service()
     pipeline.start_service()
@@ -148,7 +149,6 @@ def test_each_foreign_message_becomes_one_dead_letter(kafka: Address, new_pipeli
     found = pipeline.rows(letters)
     assert sum(n for _, n in found) == 5
     assert "99" in found[0][0]
-    wait_until(lambda: len(read(kafka, f"{TELEMETRY}.dlq")) == 5, VISIBLE_S, "copies are in Kafka")
     copies = read(kafka, f"{TELEMETRY}.dlq")
     assert [copy.value or b"" for copy in copies] == [value or b"" for value in strange]
     headers = dict(copies[0].headers)

@@ -146,6 +146,7 @@ class BmcPoller:
     _failed_paths: dict[str, bool] = field(default_factory=dict)
     """Resources that failed since the last success: whether each is a fast one."""
     _stop: threading.Event = field(default_factory=threading.Event)
+    _ending: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _urgent: list[str] = field(default_factory=list)
     _devices: dict[str, Device] = field(default_factory=dict)
@@ -179,10 +180,11 @@ class BmcPoller:
 
     def stop(self) -> None:
         """Requests the end without waiting for it."""
-        self._stop.set()
+        with self._ending:
+            self._stop.set()
+            self.client.closing = True
+            self.client.abort()
         self.listener.close()
-        self.client.closing = True
-        self.client.abort()
         with self._wake:
             self._wake.notify()
 
@@ -230,8 +232,9 @@ class BmcPoller:
                     self._poll(target)
         except Exception as fault:  # noqa: BLE001 - reported at the next read, which restarts the poller
             self.last_failure = f"{type(fault).__name__}: {fault}"
-        self.client.timeout = LOGOUT_S
-        self.client.close()
+        with self._ending:  # `stop` aborts the request before it, never the logout
+            self.client.timeout = LOGOUT_S
+            self.client.close()
         self.session.logout()
         self.client.close()
 
