@@ -100,7 +100,8 @@ class People:
     ) -> Incident:
         """Acknowledges an incident until it expires, by default after [incidents] acknowledge_hours for a page.
 
-        hours: other than the default; 0: it never expires. Acknowledging a storm acknowledges what it represents.
+        hours: other than the default; 0: it never expires. Acknowledging a storm acknowledges what it represents,
+        except for what another person works on.
         """
         if hours is not None and not 0 <= hours <= MAX_HOURS:
             raise UsageError(f"hours = {hours:g}: expected 0 (never expires) to {MAX_HOURS:g}")
@@ -117,7 +118,8 @@ class People:
         def change(desk: LiveDesk) -> list[Change]:
             shown = self._require_open(incident, "acknowledged")
             judged = {i.id for i in desk.incidents.values() if i.resolved is None}  # once: it copies all of them
-            return [make(one, desk, judged) for one in (shown, *life.list_pages(shown.id))]
+            pages = (one for one in life.list_pages(shown.id) if one.life.acknowledged_by in ("", str(user)))
+            return [make(one, desk, judged) for one in (shown, *pages)]
 
         return self._change(incident, "acknowledge", user, comment, version, change)
 

@@ -459,6 +459,20 @@ def test_an_acknowledged_storm_acknowledges_also_what_its_list_has_no_room_for(t
     site.database.close()
 
 
+def test_acknowledging_a_storm_leaves_the_pages_that_another_person_works_on(site):
+    pages = report_hosts(site, *(f"h{i}" for i in range(6)))
+    storm = storm_of(site)
+    site.people.acknowledge(pages[3], "bob", "mine", hours=8)
+    theirs, history = site.stored(pages[3]), site.kinds(pages[3])
+    site.people.acknowledge(pages[4], "ann", "mine too")
+    site.now += MINUTE
+    site.people.acknowledge(storm.id, "ann", "all of it", hours=1)
+    assert site.stored(pages[3]).life == theirs.life
+    assert (theirs.life.acknowledged_by, site.kinds(pages[3])) == ("bob", history)
+    taken = [site.stored(page).life for page in (storm.id, pages[2], pages[4], pages[5])]
+    assert {(life.acknowledged_by, life.acknowledged_until) for life in taken} == {("ann", site.now + HOUR)}
+
+
 def test_a_storm_of_an_older_version_has_its_number_in_its_title():
     old = replace(make_page("inc-old"), detector=STORM, life=Life(represents=("inc-0", "inc-1")))
     assert storms.count_members(replace(old, summary="Alert storm: 4980 more pages, all Hot")) == 4980
