@@ -19,7 +19,7 @@ FAILED: tuple[State, ...] = ("failed", "rolled_back")
 HOUR = 3600 * SECOND
 UNDONE_WINDOW = 24 * HOUR
 """How long no policy approves a hold of a node that a person gave back at the scheduler (us): it would be taken from
-them again. Chosen: a day, in which somebody looks at it."""
+them again. Chosen: a day, in which a person looks at it."""
 MAX_PROPOSED_SHARE = 0.05
 """Share of the fleet that policies may propose within 5 minutes: beyond it, the detectors are wrong, or the fault is of
 the site. Chosen: as the limit of nodes out of service."""

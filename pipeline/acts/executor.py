@@ -54,7 +54,7 @@ class Executor:
     """Does one round of work at a time, one act after the other: no two acts are ever carried out together.
 
     find_adapter: the adapter of a verb.   scheduler: the one that knows the nodes, for the guards.
-    instance: of this process: two executors with one name must not work at once.
+    instance: of this process: two executors with one name must not work at the same time.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Executor:
     # --- afterwards ---------------------------------------------------------------------------------
 
     def _read_once(self) -> SchedulerState:
-        """Returns the scheduler's state of this round, for plans and checks: what is carried out reads it again."""
+        """Returns the scheduler's state of this round, for plans and checks: acts under way read it again."""
         self._seen = self._seen or self._scheduler.read_state(self.clock())
         return self._seen
 

@@ -1,6 +1,6 @@
 """Which executor is at work, and what it says that its acts wait for.
 
-In memory only: the executor says both with each poll, so that a pipeline that was started again knows them at once.
+In memory only: the executor says both with each poll, so that a restarted pipeline knows them immediately.
 """
 
 from __future__ import annotations

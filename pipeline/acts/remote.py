@@ -54,7 +54,7 @@ def _parse(parse: Callable[[Any], T], answer: Any) -> T:
 
 class RemoteBoard:
     """See `BoardAccess`. Raises Unreachable while the pipeline does not answer, Refused as the board does, WireError if
-    the pipeline is of another version and says what is not known here."""
+    the pipeline is of another version and uses a word that is unknown here."""
 
     def __init__(self, config: Config) -> None:
         token_file = config.executor.token_file or config.api.token_file

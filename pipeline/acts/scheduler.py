@@ -13,7 +13,7 @@ OWNER = "fleetpulse:"
 class SchedulerNode:
     """One node. out: gets no new work, by any author.  reason: as stored.  jobs: ids of jobs on it.
     version: a number that changes with each change, where the scheduler has one.
-    absent: out only because it does not answer. Nobody took it out, and the scheduler gives it work once it answers.
+    absent: out only because it does not answer. No person took it out, and the scheduler gives it work once it answers.
     unusable: gets no work now though nothing marks it as out: it does not answer yet, or no GPU of it is healthy."""
 
     name: str

@@ -1,7 +1,7 @@
 """A mark of the audit, `NUMBER:HASH` of its newest row, to keep outside of the store.
 
 The chain of hashes finds a row that was changed, moved or removed between others. It cannot find that the newest rows
-were removed, or that somebody who may write to the store calculated all hashes again. A mark from before finds both.
+were removed, or that a person who may write to the store calculated all hashes again. A mark from before finds both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Answers on the listening socket of the API while the pipeline starts again.
 
-A program of its own, without imports that take time: `python -I -S stand_in.py`, with the socket as descriptor
+A separate program, without imports that take time: `python -I -S stand_in.py`, with the socket as descriptor
 LISTENER. It ends when stdin does: when the pipeline has started, or has died.
 """
 

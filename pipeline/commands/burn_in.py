@@ -1,7 +1,7 @@
-"""Tighter limits for nodes in their burn-in: what is a ticket elsewhere pages, and the first error is a ticket.
+"""Tighter limits for nodes in their burn-in: a ticket elsewhere pages here, and the first error is a ticket.
 
 A node is in burn-in for [acts] burn_in_days after it was released here. Detectors keep their thresholds, which are
-certified; what is reported here is in addition to their findings, under the name `burn_in`.
+certified; findings from here are in addition to theirs, under the name `burn_in`.
 """
 
 from __future__ import annotations

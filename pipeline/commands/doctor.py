@@ -130,7 +130,7 @@ def python_version(config: Config, version: tuple[int, ...] = sys.version_info[:
 
 
 def configuration(config: Config) -> Check:
-    """Reports which configuration file is used, which was already read; and a packaged host that nobody has set up."""
+    """Reports which configuration file is used, which was already read; and a packaged host that was never set up."""
     if _lacks_setup(config):
         meaning = "its site, brokers and GPUs are not known, and no path is that of the units"
         return Check("configuration", "warn", f"{config.source}: no key is set", meaning, SETUP)

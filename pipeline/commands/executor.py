@@ -54,7 +54,7 @@ def make_executor(config: Config) -> Executor:
 
 
 def run(config: Config) -> int:
-    """Works until SIGTERM or SIGINT; what is being carried out is finished first, programs within STOP_S."""
+    """Works until SIGTERM or SIGINT; acts under way are finished first, programs within STOP_S."""
     stop, said = Stop(), ""
     executor = make_executor(config)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,7 @@
 """The nodes that Fleetpulse knows, as the state of a site without a scheduler: for dry runs, tickets and diagnostics.
 
-The jobs are those of the telemetry. Who is out of service, and all that runs where, only a scheduler can say. So it
-stands in for one only while no verb is on that takes nodes out of service or ends work: those stay refused without a
+The jobs are those of the telemetry. Only a scheduler knows which nodes are out of service, and all that runs on each.
+So it replaces one only while no verb is on that takes nodes out of service or ends work: those stay refused without a
 scheduler.
 """
 

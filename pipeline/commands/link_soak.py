@@ -2,7 +2,7 @@
 
 A program of the site makes the load (`[acts.exec] diagnose-link-soak`); its exit code is not enough. A soak passes if
 it ran for MIN_SOAK_S, every link that carried traffic in the day before did so again, and no link counted an error. A
-link whose errors nobody counts has passed nothing.
+link without error counters has passed nothing.
 """
 
 from __future__ import annotations

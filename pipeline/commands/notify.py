@@ -58,7 +58,7 @@ def run_notify(
 
 
 def choose_columns(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-    """Returns the columns of a list of messages: who silenced an alert at its receiver, only if somebody has."""
+    """Returns the columns of a list of messages: the author of a silence at its receiver only if there is one."""
     return (*LISTED, "remote") if any(row.get("remote") for row in rows) else LISTED
 
 

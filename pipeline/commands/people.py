@@ -82,7 +82,7 @@ def _list_silences(config: Config, ids: Sequence[str]) -> list[str]:
 
 
 def _fact_rows(incident: Mapping[str, Any], silences: Sequence[str]) -> Rows:
-    """Returns what an incident is, with whom, and what holds back its alerts, as rows before the history, at the time
+    """Returns state, owner and whatever holds back the alerts of an incident, as rows before the history, at the time
     of the onset. Members have the names that `split` takes."""
     sure, members = incident["confidence"], incident["members"]
     more = f" and {len(members) - MOST_MEMBERS:,} more (--output json)" if len(members) > MOST_MEMBERS else ""
@@ -213,7 +213,7 @@ MARKS = {
 
 
 def verify_audit(config: Config, given: argparse.Namespace) -> tuple[Mapping[str, Any], str, bool]:
-    """Returns what was found of the audit's chain and of a mark, in words too, and whether all of it is whole."""
+    """Returns the findings about the audit's chain and a mark, in words too, and whether all of it is whole."""
     mark = given.mark or ""
     found = _get(config, f"/audit?{urlencode({'limit': 1, **({'mark': mark} if mark else {})})}")
     broken, newest = found["broken"], found["newest"]

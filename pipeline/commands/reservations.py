@@ -92,9 +92,9 @@ def _list_lines(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     if [line.strip() for line in lines] == [NONE]:
         return []
-    odd = [line for line in lines if not line.startswith("ReservationName=")]
-    if odd or not lines:
-        shown = repr(odd[0][:100]) if odd else "nothing"
+    strange = [line for line in lines if not line.startswith("ReservationName=")]
+    if strange or not lines:
+        shown = repr(strange[0][:100]) if strange else "nothing"
         raise Unreachable(f"scontrol show reservation: printed {shown}; expected ReservationName=..., or {NONE!r}")
     return lines
 
@@ -131,7 +131,7 @@ def apply_reservations(
             try:
                 people.expire_silence(id_, USER, silence.version)
                 changed += 1
-            except (FleetpulseError, ValueError) as error:  # a person changed it meanwhile
+            except (FleetpulseError, ValueError) as error:  # a person changed it since
                 failed[name] = str(error)
     for id_, reservation in wanted.items():
         try:
@@ -186,7 +186,7 @@ def _find_end(wanted: Reservation, before: Silence | None, now: int) -> int:
 class ReservationWatch:
     """Applies the reservations regularly. read: when scontrol last answered (UTC us); None: never.   applied: number
     of windows that are as their reservations.   failures: why which are not; under "" why none could be read.
-    warnings: what is doubtful in those that are windows."""
+    warnings: doubts about those that are windows."""
 
     seconds: float = 0.0
     read: int | None = None

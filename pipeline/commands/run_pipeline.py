@@ -78,7 +78,7 @@ def run(
 
 def open_service(config: Config, judge: Judge, stop: Stop, manager: SystemdNotifier) -> PipelineService | None:
     """Opens the store, which may have to be backed up and migrated: hours for a large one, which the manager gives as
-    long as there is progress. Returns None if `stop` was set meanwhile; the store is as it was, or migrated."""
+    long as there is progress. Returns None if `stop` was set during it; the store is as it was, or migrated."""
     start = LongStart(stop, manager)
     with start.extended():
         try:

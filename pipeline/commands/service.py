@@ -271,7 +271,7 @@ class PipelineService:
         time_ = self.clock()
         self.progress.record(self.engine.framer.closed, None if newest is None else min(newest, time_), time_)
         behind = committed is not None and self.ingest.progress.backlog is not None
-        with self.engine.lock:  # a node that is decommissioned meanwhile must not come back into the watch
+        with self.engine.lock:  # a node that is decommissioned during this must not come back into the watch
             self.site_silence.record_arrivals(self.decommissioned.keep_senders(self.ingest.progress.arrivals), behind)
         return bool(committed or judged)
 

@@ -132,7 +132,7 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
 
 
 def _quote(text: str) -> str:
-    """Returns text as a string of TOML: that of JSON, except DEL and pairs of escapes for what is beyond 16 bits."""
+    """Returns text as a string of TOML: that of JSON, except DEL and pairs of escapes for characters beyond 16 bits."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -150,7 +150,7 @@ def _check_target(path: Path, replace: bool) -> None:
 
 
 def _has_keys(path: Path) -> bool:
-    """Returns whether a file must be kept: also one that is no TOML, which somebody wrote."""
+    """Returns whether a file must be kept: also one that is no TOML, which a person wrote."""
     try:
         return path.exists() and bool(read_table(path))
     except ConfigError:

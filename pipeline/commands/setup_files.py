@@ -68,8 +68,8 @@ class PreparedFiles:
         self._stale.append(path)
 
     def place(self) -> None:
-        """Gives each file its name, and removes stale ones. Raises UsageError, which says what was written and what
-        was not."""
+        """Gives each file its name, and removes stale ones. Raises UsageError, which says which files were written, and
+        which was not."""
         for path, draft in list(self._drafts.items()):
             try:
                 os.replace(draft, path)

@@ -1,4 +1,4 @@
-"""The receiver of alerts that `fleetpulse setup` configures. Its address goes into a file of its own, mode 0600.
+"""The receiver of alerts that `fleetpulse setup` configures. Its address goes into a separate file, mode 0600.
 
 All users may read the configuration, and who knows an address of Slack, Teams or PagerDuty can post there: the key is
 in its path. So no address is written into the configuration, whatever it looks like.

@@ -68,7 +68,7 @@ def check_listeners(config: Config) -> None:
 
 
 def _is_readable(path: Path) -> bool:
-    """Returns whether this user can tell what a file contains, or that there is none."""
+    """Returns whether this user can read what a file contains, or that there is none."""
     return os.access(path, os.R_OK) if path.exists() else os.access(path.parent, os.X_OK)
 
 

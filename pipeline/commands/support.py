@@ -1,7 +1,7 @@
 """`fleetpulse support`: an archive for those who help: versions, configuration, checks, states, logs; no secrets.
 
 What every file of secrets contains is replaced wherever it stands, addresses lose all but the host, and no telemetry
-is in it. What cannot be read is a line that says why: the archive is for those who look for what is wrong.
+is in it. What cannot be read is a line that says why: the archive is for those who look for a fault.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ANSWERS = {"readyz": "/readyz", "detectors": "/api/v1/detectors", "quality": "/a
 
 
 def write_with_any(given: str | None, target: Path, doctor: str) -> tuple[list[str], str]:
-    """Writes the archive, also with a configuration that is wrong: with the error, and what is right of it.
+    """Writes the archive, also with a configuration that is wrong: with the error, and its valid sections.
 
     Returns the names in it, and what to say before the message that it is written. Raises ConfigError if the given file
     does not exist.
@@ -82,7 +82,7 @@ def write_support(
 ) -> list[str]:
     """Writes the archive, readable for its owner alone; returns the names in it. doctor: its checks as JSON.
 
-    It gets its name when it is complete. secrets: those of the configuration if not given.   wrong: what is wrong with
+    It gets its name when it is complete. secrets: those of the configuration if not given.   wrong: the faults of
     the configuration.   unread: files of secrets that cannot be read, likewise; the archive names them.
     Raises UsageError if the file exists or cannot be written.
     """

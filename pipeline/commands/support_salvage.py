@@ -26,7 +26,7 @@ _SECRET_NAME = re.compile(r"pass|secret|token|credential|(^|_)key$|(^|_)keys$", 
 
 @dataclasses.dataclass(frozen=True)
 class Salvage:
-    """What is right in a wrong configuration; secrets: texts to hide; files: those whose contents are to be hidden."""
+    """The valid sections of a wrong configuration; secrets: texts to hide; files: those with contents to hide."""
 
     config: Config
     secrets: tuple[str, ...]
@@ -35,7 +35,7 @@ class Salvage:
 
 
 def salvage_config(given: str | None, environ: Mapping[str, str]) -> Salvage:
-    """Returns what is right, section by section, of the files that can be read."""
+    """Returns the valid sections of the files that can be read."""
     path = find_file(given, environ)
     tables, pairs = [], [(name.rpartition("__")[2].lower(), text) for name, text in _list_variables(environ)]
     for one in _list_files(path) if path else ():

@@ -86,7 +86,7 @@ def _list_forms(text: str) -> Iterator[str]:
 
 
 def _find_in_words(words: Sequence[str]) -> Iterator[str]:
-    """Yields the secrets among the arguments of a program: what is called one, and what looks like one."""
+    """Yields the secrets among arguments of a program: those after the name of one, and those that look like one."""
     for before, word in itertools.pairwise(words):
         called = _CALLED_SECRET.search(word) or (before.startswith("-") and _CALLED_SECRET.search(before))
         if called or _RANDOM.fullmatch(word):

@@ -16,13 +16,13 @@ _NAME = "fleetpulse-accepted"
 
 
 def keep_texts(environ: MutableMapping[str, str]) -> None:
-    """Lets the files that are read next be kept, and every later reading get what was kept."""
+    """Lets the files that are read next be kept, and every later reading get the kept text."""
     take_texts(environ)
     environ[VARIABLE] = str(os.memfd_create(_NAME, 0))  # without CLOEXEC
 
 
 def take_texts(environ: MutableMapping[str, str]) -> Texts | None:
-    """Returns what was kept and ends it: files are read again. None if nothing was."""
+    """Returns the kept texts and ends it: files are read again. None if there are none."""
     number, texts = _find(environ), read_texts(environ)
     environ.pop(VARIABLE, None)
     if number is not None:
@@ -31,7 +31,7 @@ def take_texts(environ: MutableMapping[str, str]) -> Texts | None:
 
 
 def read_texts(environ: Mapping[str, str]) -> Texts | None:
-    """Returns what was kept; None if nothing was."""
+    """Returns the kept texts; None if there are none."""
     number = _find(environ)
     content = os.pread(number, os.fstat(number).st_size, 0) if number is not None else b""
     texts: Texts | None = json.loads(content) if content else None
@@ -39,7 +39,7 @@ def read_texts(environ: Mapping[str, str]) -> Texts | None:
 
 
 def write_texts(environ: Mapping[str, str], texts: Texts) -> None:
-    """Keeps what was read, if that was asked for."""
+    """Keeps a text that was read, if that was asked for."""
     if (number := _find(environ)) is not None:
         with os.fdopen(os.dup(number), "wb") as file:
             file.write(json.dumps(texts).encode())

@@ -56,7 +56,7 @@ def hide_addresses(value: Any, key: str = "") -> Any:
 
 
 def _hide_argument(word: object) -> str:
-    """Returns an argument of a program if it is the name of an option or what stands for a node; else none of it."""
+    """Returns an argument of a program if it is the name of an option or the placeholder of a node; else none of it."""
     found = _ARGUMENT.fullmatch(str(word))
     return HIDDEN if found is None else f"{found[1]}={HIDDEN}" if found[2] else str(word)
 

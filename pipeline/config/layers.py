@@ -45,7 +45,7 @@ def list_layers(path: Path | None, environ: Mapping[str, str]) -> list[Layer]:
 
 
 def merge_layers(layers: Layers) -> tuple[files.Table, ConfigError | None]:
-    """Returns their keys together, and what is wrong about a variable that can be no key of them."""
+    """Returns their keys together, and the fault of a variable that can be no key of them."""
     table, wrong = files.Table(), None
     for layer in layers:
         try:
@@ -88,7 +88,7 @@ def find_origin(layers: Layers, source: str, make: Make[Any], wrong: str) -> str
 
 
 def _try(make: Make[Any], layers: Layers, source: str) -> str | None:
-    """Returns what is wrong about layers; None if nothing is."""
+    """Returns the fault of layers; None if there is none."""
     try:
         make(layers, source)
     except ConfigError as error:

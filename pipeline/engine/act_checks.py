@@ -29,7 +29,7 @@ GROUP BY entity ORDER BY 3 DESC LIMIT 1"""
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What is known about one node since its hold. passed, failed: in words, "" if there is none.   deep: a diagnostic
+    """Checks of one node since its hold. passed, failed: in words, "" if there is none.   deep: a diagnostic
     of level DEEP or above passed."""
 
     passed: str

@@ -1,6 +1,6 @@
 """Ranks that ended lose their columns in frames, and the detectors keep what they learned.
 
-Each start of a job names its ranks anew, so that a busy site has ten times as many ended ranks as running ones within
+Each start of a job gives its ranks new names: a busy site has ten times as many ended ranks as running ones within
 days, and each frame of ranks would have a column for all of them. Other devices come and go rarely; for them see
 `retention.drop_silent_devices`.
 

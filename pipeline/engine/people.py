@@ -294,7 +294,7 @@ class People:
         return shown[incident]
 
     def _read(self, load: Callable[[duckdb.DuckDBPyConnection, Any], T], what: Any) -> T:
-        """Returns what a function of the ledger reads of what is committed, over a connection of its own."""
+        """Returns what a function of the ledger reads of committed rows, over a separate connection."""
         with contextlib.closing(self.engine.database.cursor()) as cursor:
             return load(cursor, what)
 

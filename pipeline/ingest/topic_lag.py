@@ -65,7 +65,7 @@ class TopicLags:
 
 
 def _summarize(commits: Sequence[_Commit]) -> TopicLag:
-    """Returns the lags of all commits; a sampled message stands for as many as its commit has of them."""
+    """Returns the lags of all commits; a sampled message counts for as many as its commit has of them."""
     lags = np.concatenate([np.asarray(c.lags, np.float64) for c in commits]) / SECOND
     weights = np.concatenate([np.full(len(c.lags), c.messages / len(c.lags)) for c in commits])
     order = np.argsort(lags, kind="stable")

@@ -66,5 +66,5 @@ class LastSeen:
         return self.now - last <= _PRESENCE_TIMES.get(device_class, PRESENT)
 
     def has_sample(self, entity: str) -> bool:
-        """Whether the entity had a recent sample of its own; False if none is expected."""
+        """Whether the entity itself had a recent sample; False if none is expected."""
         return entity in self._slot_of and self.is_present(entity)

@@ -55,7 +55,7 @@ class SiteSilenceWatch:
     site_of:  the site of a node; None while unknown.
     silent:   site -> data of the event that reported it silent.
     interval: time between the last two telemetry messages of a node (us); 0 while unknown.
-    retired:  the sites of nodes that are out of service: a silent one without another node has nobody left to hear.
+    retired:  the sites of nodes that are out of service: a silent one without another node has no source left.
     """
 
     def __init__(

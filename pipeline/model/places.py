@@ -21,7 +21,7 @@ Source: the collectors of these kinds. Names of disks have dots (`etherd!e1.0`):
 def find_node_by_name(entity: str, topology: Topology) -> str | None:
     """Returns the node in the name of a device that the topology does not have; None if it names none for sure.
 
-    A node that the name begins with is not enough: `gpu:n0.lab.0` is not on n0, and what is muted for n0 must not mute
+    A node that the name begins with is not enough: `gpu:n0.lab.0` is not on n0, and a mute of n0 must not mute
     it while no inventory of n0.lab has arrived. Ports, sensors and power supplies may be of switches and facilities.
     """
     kind, _, name = entity.partition(":")

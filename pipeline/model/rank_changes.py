@@ -1,4 +1,4 @@
-"""Which ranks a change of the topology concerns, so that what is known of ranks is renewed for those alone.
+"""Which ranks a change of the topology concerns, so that state is renewed for those ranks alone.
 
 Jobs start and end every few seconds at a site of a thousand nodes; all ranks are tens of thousands.
 """

@@ -42,7 +42,7 @@ def open_regular(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens immediately
 
 
 def check_regular(number: int, path: Path) -> None:

@@ -19,7 +19,7 @@ _LOADED = re.compile(r"^[ \t]*LoadCredential(Encrypted)?[ \t]*=[ \t]*([^:\s]+):(
 
 @dataclass(frozen=True, slots=True)
 class HandedOut:
-    """The file that a unit's copy is made from. encrypted: only systemd can read what is in it."""
+    """The file that a unit's copy is made from. encrypted: only systemd can read it."""
 
     file: Path
     encrypted: bool = False

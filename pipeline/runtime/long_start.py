@@ -1,4 +1,4 @@
-"""A start that may take long, such as one that copies a store: the service manager is told what it does, so that it
+"""A start that may take long, such as one that copies a store: the service manager gets its progress, so that it
 does not end it, and a stop ends it."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TICK_S = 0.5  # between two looks at the stop; chosen: a stop is seen by people
 
 
 class LongStart:
-    """One start, until it is ready. manager: None tells nobody.  stop: None is never set."""
+    """One start, until it is ready. manager: None reports nowhere.  stop: None is never set."""
 
     def __init__(self, stop: threading.Event | None = None, manager: SystemdNotifier | None = None) -> None:
         self._stop, self._manager = stop or threading.Event(), manager

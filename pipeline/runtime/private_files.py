@@ -30,7 +30,7 @@ SECRET_KEYS = (
 CERTIFICATE_KEYS = ("certificate_file", "ca_file", "token_ca_file")
 """Those of files with certificates, which are public; such a file is secret if a private key is in it too."""
 PRIVATE_KEY = "PRIVATE KEY-----"
-"""What is in the first and the last line of each private key in PEM."""
+"""Text in the first and the last line of each private key in PEM."""
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 """Variable that the kubelet sets in every container."""
 _OTHERS, _WRITABLE = 0o077, 0o022
@@ -124,7 +124,7 @@ def find_open_secrets(config: Config) -> list[str]:
 
 
 def find_absent_secrets(config: Config) -> list[str]:
-    """Returns which keys name a file that does not exist, and for a unit's copy that none hands out, what is missing.
+    """Returns which keys name a file that does not exist, and for a unit's copy that none hands out, its credential.
 
     A copy that the unit gets when it starts is not absent; the file that it is made from may be. What cannot be looked
     at, as this user may not enter its folder, does not count: see `find_hidden_secrets`.

@@ -3,7 +3,7 @@
 Nothing is lost: it is the stop and start of `systemctl restart`, which keep all state, without a new process, and only
 after the configuration was found valid and the change is recorded: in the audit, by an agent as an event. The new
 start gets the text that was checked; files that have changed since are its first reload. A secret file that the
-configuration names and that has a new content is a change, as a start reads it anew; of a unit's copy, which systemd
+configuration names and that has a new content is a change, as a start reads it again; of a unit's copy, which systemd
 makes at a restart alone, the log says so.
 """
 

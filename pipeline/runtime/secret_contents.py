@@ -1,4 +1,4 @@
-"""What the files with secrets contain, as digests: a reload reads them anew, and says where only a restart does."""
+"""What the files with secrets contain, as digests: a reload reads them again, and says where only a restart does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.config.sections import Config
 
 Digests = Mapping[str, tuple[Path, bytes]]
-"""Key of the configuration -> its file, and the digest of what is in it; empty of one that cannot be read."""
+"""Key of the configuration -> its file, and the digest of its content; empty of one that cannot be read."""
 
 
 def read_digests(config: Config) -> Digests:
@@ -50,7 +50,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _is_newer(source: Path, copy: Path) -> bool:
-    """Returns whether a file was changed after the copy of it was made; False if this user cannot tell."""
+    """Returns whether a file was changed after the copy of it was made; False if this user cannot read either."""
     try:
         return is_copy(copy) and source.stat().st_mtime > copy.stat().st_mtime
     except OSError:

@@ -182,8 +182,8 @@ class Database:
     """The open store. Raises the errors listed in the module docstring, and UsageError if its schema is newer.
 
     broken: why DuckDB needs `reopen`; None if it works. `free_bytes`: see `find_space_problem`. An older schema is
-    migrated in one transaction; with `keep_older`, after a backup of the file. start: is told of both, and ends them,
-    which raises Interrupted.
+    migrated in one transaction; with `keep_older`, after a backup of the file. start: gets the progress of both, and
+    ends them, which raises Interrupted.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Database:
         log.warning("store %s: schema %d becomes %d; backup first: %s", self.path, found, schema.SCHEMA_VERSION, target)
         start.tell(f"schema {found} of the store: checkpoint before its backup")
         self.connection.execute("CHECKPOINT")
-        source = backup.Checkpoints(  # nobody else writes yet: the copy may take as long as it does
+        source = backup.Checkpoints(  # there is no other writer yet: the copy may take as long as it does
             *(self.path, self.lock, self.cursor, "", lambda: time.time_ns() // 1000), lease_s=math.inf
         )
         try:

@@ -372,7 +372,7 @@ class Sealer:
             self._step("copied")
             if not copied[0][0]:
                 return None
-            # before it has its name: a stop interrupts statements, and would leave a file that nobody knows
+            # before it has its name: a stop interrupts statements, and would leave a file that no row names
             [(oldest, newest)] = job.cursor.execute(
                 f"SELECT epoch_us(min(time)), epoch_us(max(time)) FROM read_parquet({_text(str(partial.absolute()))})"
             ).fetchall()

@@ -90,7 +90,7 @@ def _rows(document: Any, file: SourceFile) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _refuse_page(answer: Mapping[str, Any], file: SourceFile, place: str) -> None:
-    """Raises UsageError for a part of an answer: NetBox gives at most MAX_PAGE_SIZE rows at once, whatever `limit`."""
+    """Raises UsageError for a part of an answer: NetBox gives at most MAX_PAGE_SIZE rows a page, whatever `limit`."""
     for name, which in (("next", "a further page"), ("previous", "an earlier page")):
         if get_text(answer, name):
             found = f"names {which}, so that rows are missing here"

@@ -31,7 +31,7 @@ class Outcome:
 
 
 class StillRunning(FleetpulseError):  # noqa: N818 - reads as the state it names
-    """What was begun on a node goes on: ask again in the next round. Other nodes and acts need not wait for it."""
+    """A step begun on a node goes on: ask again in the next round. Other nodes and acts need not wait for it."""
 
 
 class NotYet(FleetpulseError):  # noqa: N818 - reads as the state it names
@@ -39,7 +39,7 @@ class NotYet(FleetpulseError):  # noqa: N818 - reads as the state it names
 
 
 class Immediate:
-    """What an adapter inherits whose commands end immediately, at a scheduler that shows what was done."""
+    """What an adapter inherits whose commands end immediately, at a scheduler that shows their effect."""
 
     repeatable: frozenset[Verb] = frozenset({"hold", "release", "evict"})
     saved_after_s: float = 0.0

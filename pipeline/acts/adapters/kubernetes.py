@@ -3,7 +3,7 @@
 Right needed: nodes get, list, patch; pods get, list; pods/eviction create (deploy/helm has the role). A stale write is
 refused by the server (409, resourceVersion) and tried again after a new look, also in the next rounds. Evictions
 respect disruption budgets: a pod that its budget protects (429) is asked for again in each round until
-[acts.kubernetes] evict_minutes have passed, and other acts go on meanwhile.
+[acts.kubernetes] evict_minutes have passed, and other acts go on during that time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Kubernetes(Immediate):
         api = make_api() if make_api else self._connect()
         self._core = client.CoreV1Api(api)
         self._until: dict[tuple[str, str], float] = {}
-        """When the eviction of a node is given up, by act and node."""
+        """When the eviction of a node counts as failed, by act and node."""
 
     def _connect(self) -> client.ApiClient:
         access = self._access
@@ -276,7 +276,7 @@ def _is_ending(pod: Any) -> bool:
 def _reachable(what: str, reads: bool = False) -> Iterator[None]:
     """Raises Unreachable for what says nothing about the request: no answer, a login that is refused, a fault there.
 
-    reads: also for what is refused: without the right to read, nothing is known about the node.
+    reads: also for refused acts: without the right to read, nothing is known about the node.
     """
     try:
         yield

@@ -306,7 +306,7 @@ def _count_job_gpus(per_node: str, asked: Mapping[str, str], nodes: Sequence[str
 
 
 def parse_count(text: str) -> int:
-    """Returns a number as squeue prints it, also shortened ("2K"); 1 for what is none."""
+    """Returns a number as squeue prints it, also shortened ("2K"); 1 for any other text."""
     found = _COUNT.fullmatch(text)
     return math.ceil(float(found[1]) * 1024 ** " KMG".index(found[2] or " ")) if found else 1
 
