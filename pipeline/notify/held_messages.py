@@ -360,11 +360,13 @@ class HeldMessages:
 
     def _find_interval(self, group: Group) -> int:
         """Returns the interval of a group (us). No route may lead to it any more. Routes with the same matchers and the
-        same receiver have the same key: the alerts say by which of them they are in the group."""
+        same receiver have the same key: the alerts say by which of them they are in the group; an earlier sibling
+        without `continue` gets all of them."""
         key = group.key.removesuffix(f":{show_labels(group.labels)}")
         nodes = [node for node in self._routes if node.key == key]
         alerts = [*group.alerts.values(), *group.waiting.values()] if len(nodes) > 1 else ()
-        making = [n for n in nodes if any(n.group_key(one.body["labels"]) == group.key for one in alerts)]
+        labels = [one.body["labels"] for one in alerts]
+        making = [node for one in labels for node in self._find_routes(one) if node.group_key(one) == group.key]
         return int(min((node.interval_s for node in making or nodes), default=1.0) * SECOND)
 
     def _find_repeat(self, group: Group, now: int) -> float:

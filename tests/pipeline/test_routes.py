@@ -232,6 +232,27 @@ def test_a_group_of_two_siblings_has_the_shorter_intervals(tmp_path: Path, recei
     made.close()
 
 
+def test_a_sibling_behind_one_without_continue_gives_its_intervals_to_no_group(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """Alertmanager makes no group for it: the sibling before it takes every alert."""
+    live = {"receiver": "r1", "continue": False, "group_interval": "5m", "repeat_interval": "1h"}
+    dead = {"receiver": "r1", "group_interval": "20s", "repeat_interval": "40s"}
+    made = NotifierHarness(tmp_path, [], build_siblings(receiver, live, dead))
+    made.write_change("opened", "gpu:n1.0")
+    heard = list[int]()
+    for second in range(0, 600, 10):
+        if second == 30:
+            made.write_change("opened", "gpu:n2.0")
+        if second == 400:
+            made.restart()
+        made.send_due(10, "r1")
+        heard += [second] * (len(receiver.posts) - len(heard))
+    assert [body["notification_reason"] for _, body in receiver.posts] == ["first notification", "new alerts added"]
+    assert 290 <= heard[1] - heard[0] <= 310
+    made.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("days", [0, 8, 80])
 def test_a_group_that_fired_when_old_rows_were_removed_goes_on_under_new_keys_and_is_resolved(
