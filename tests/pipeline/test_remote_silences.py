@@ -163,6 +163,16 @@ def test_an_alertmanager_that_lost_its_disk_gets_the_rest_of_the_silence_of_an_a
     assert remote.silences == [], "its length has passed"
 
 
+def test_a_silence_is_not_made_again_blindly_in_the_microsecond_in_which_it_was_made(
+    acknowledged: tuple[NotifierHarness, Forgetful],
+) -> None:
+    harness, remote = acknowledged
+    remote.silences[0]["status"] = "expired"  # a person ended it, and the list of silences is not answered
+    remote.gone = True
+    harness.notifier.silences["am"].read()
+    assert len(remote.silences) == 1
+
+
 def test_a_silence_that_ended_there_or_whose_acknowledgement_ended_is_not_made_again(
     acknowledged: tuple[NotifierHarness, Forgetful],
 ) -> None:

@@ -79,9 +79,9 @@ class AlertmanagerEndpoint(Endpoint):
         """Pushes the alerts of a change; an acknowledgement becomes a silence, before an alert that has one already."""
         try:
             if message.kind == "update":
-                return self._silence(message, message.time, call)
+                return self._silence(message, call)
             is_owned = message.kind == "firing" and _incident_of(message).get("state") == "acknowledged"
-            silenced = self._silence(message, message.time, call) if is_owned and self._silence_s else None
+            silenced = self._silence(message, call) if is_owned and self._silence_s else None
             refused, result = self._push(message.alerts, message.time, call)
             if refused:
                 return PostResult("retry", f"{result.text}: {len(refused)} alerts refused")
@@ -147,14 +147,18 @@ class AlertmanagerEndpoint(Endpoint):
         """Makes silences again that are not there, also not as expired: the Alertmanager lost its disk. One that a
         person ended there stays ended. It stops at the first that is not answered."""
         for message in messages:
-            result = self._silence(message, now, call)
+            result = self._silence(message, call, renewed=now)
             if result.outcome != "delivered":
                 log.warning("receiver %s: silence of %s not renewed: %s", self.name, message.thread, result.text)
                 return
 
-    def _silence(self, message: Message, now: int, call: Call) -> PostResult:
+    def _silence(self, message: Message, call: Call, renewed: int | None = None) -> PostResult:
         """Creates a silence for the incident, unless this message already did, or the acknowledgement has expired.
-        Its length counts from the time of the message."""
+        Its length counts from the time of the message.
+
+        renewed: when a silence that this message made is made again (UTC us), which needs the list of silences.
+        """
+        now = message.time if renewed is None else renewed
         known, incident = _incident_of(message), str(message.main["labels"]["incident"])
         actor = str(known.get("acknowledged_by") or message.change.get("actor", PIPELINE))
         until = iso(message.time + int(self._silence_s * SECOND))
@@ -164,7 +168,7 @@ class AlertmanagerEndpoint(Endpoint):
         comment = cut(f"Acknowledged in Fleetpulse: {message.change.get('comment', '')} ({message.id})", 1000)
         wanted = urllib.parse.quote(f'incident="{incident}"')
         rows = _parse(self._request(call, f"/api/v2/silences?filter={wanted}"))
-        if not isinstance(rows, list) and now != message.time:
+        if not isinstance(rows, list) and renewed is not None:
             return PostResult("retry", "its silences cannot be read")
         if isinstance(rows, list) and any(row.get("comment") == comment for row in rows):
             return PostResult("delivered", "HTTP 200")
