@@ -30,6 +30,8 @@ class Payload:
     incident: or the group of alerts that it is about.
     state:    `held` until groups and inhibition decide about it; else `pending`, to be sent.
     of_group: whether it is of a group, which itself knows what fires at its receiver.
+    after_silence: whether it also is for a receiver whose newest message says that a silence ended the alert: it shows
+              that message until its end.
     """
 
     incident: str
@@ -39,6 +41,7 @@ class Payload:
     created: int
     state: Literal["pending", "held"] = "pending"
     of_group: bool = False
+    after_silence: bool = False
 
 
 _HELD = ("muted", "mode")  # evidence of suppression, always that of the newest finding
@@ -89,6 +92,10 @@ _NEWEST_PAYLOADS = f"""
 SELECT incident, receiver, max(number),
     arg_max(kind, number) FILTER (kind <> 'update' AND NOT (state = 'dead' AND answer = '{NOT_CONFIGURED}'))
 FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) GROUP BY ALL
+"""
+_SHOWN_SILENCED = """
+SELECT incident, receiver FROM outbox WHERE kind <> 'update' AND incident IN (SELECT unnest($1::VARCHAR[]))
+GROUP BY ALL HAVING arg_max(payload ->> '$.fleetpulse.event', number) = 'silenced'
 """
 _PAYLOADS = """
 INSERT INTO outbox
@@ -145,18 +152,26 @@ def write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Pay
     ids: list[str] = []
     found = connection.execute(_NEWEST_PAYLOADS, [list({p.incident for p in payloads})]).fetchall()
     known = {(incident, receiver): (number, kind) for incident, receiver, number, kind in found}
+    silenced = _find_shown_silenced(connection, [p.incident for p in payloads if p.after_silence])
     for p in payloads:
         number, newest = known.get((p.incident, p.receiver), (0, None))
-        is_written = p.of_group or p.kind == "firing" or newest == "firing"
+        shows = p.after_silence and newest == "resolved" and (p.incident, p.receiver) in silenced
+        is_written = p.of_group or p.kind == "firing" or newest == "firing" or shows
         thread = f"{p.incident}.{p.created}" if p.of_group else p.incident  # numbers begin anew with a later group
         ids.append(f"{thread}.{number + 1}.{p.receiver}" if is_written else "")
         if is_written:
             known[p.incident, p.receiver] = number + 1, newest if p.kind == "update" else p.kind
-            rows.append((ids[-1], p.incident, number + 1, p.receiver, p.kind, p.body, p.created, p.state))
+            state = "pending" if shows else p.state
+            rows.append((ids[-1], p.incident, number + 1, p.receiver, p.kind, p.body, p.created, state))
     if rows:
         connection.execute(_PAYLOADS, [list(column) for column in zip(*rows, strict=True)])
         skip_silenced(connection, [row[0] for row in rows if row[4] == "resolved"])
     return ids
+
+
+def _find_shown_silenced(connection: duckdb.DuckDBPyConnection, incidents: Sequence[str]) -> set[tuple[str, str]]:
+    """Returns (incident, receiver) of those whose newest message says that a silence ended the alert."""
+    return set(connection.execute(_SHOWN_SILENCED, [incidents]).fetchall()) if incidents else set()
 
 
 def skip_silenced(connection: duckdb.DuckDBPyConnection, ends: Sequence[str]) -> None:

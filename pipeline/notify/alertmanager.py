@@ -375,8 +375,7 @@ class PayloadPlanner:
 
     def _emit(self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int) -> Iterator[Payload]:
         """Yields the rows of one receiver: one with all alerts, or one per alert where routes group."""
-        endpoint = self._endpoints[name]
-        if not endpoint.groups or self._rules.top is None:
+        if not self._groups(name):
             yield self._make_row(name, change, alerts, kind, now, name in self.holding)
             return
         if kind == "update" and change.kind != "acknowledged":
@@ -384,6 +383,10 @@ class PayloadPlanner:
         for alert in alerts:
             one: Kind = kind if kind == "update" else "firing" if alert["status"] == "firing" else "resolved"
             yield self._make_row(name, change, [alert], one, now, True)
+
+    def _groups(self, name: str) -> bool:
+        """Returns whether routes group the alerts of an endpoint."""
+        return self._endpoints[name].groups and self._rules.top is not None
 
     def _make_row(
         self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int, held: bool
@@ -394,7 +397,9 @@ class PayloadPlanner:
         body = make_body(alerts, {"incident": incident}, receiver, self._source.external_url, reason)
         body[EXTENSION] = _make_extension(change)
         state: Literal["pending", "held"] = "held" if held else "pending"
-        return Payload(incident, name, kind, json.dumps(body, separators=(",", ":")), now, state)
+        shows = self._endpoints[name].edits and change.kind in ("unsilenced", "resolved") and kind != "firing"
+        text = json.dumps(body, separators=(",", ":"))
+        return Payload(incident, name, kind, text, now, state, after_silence=shows and not self._groups(name))
 
 
 Kind = Literal["firing", "resolved", "update"]

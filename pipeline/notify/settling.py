@@ -27,9 +27,11 @@ _REFER = "INSERT OR REPLACE INTO notify_threads VALUES ($1, $2, $3, make_timesta
 _FORGET = """
 DELETE FROM notify_threads WHERE receiver = $1 AND thread IN (
     SELECT incident FROM outbox WHERE list_contains($2::VARCHAR[], id)
-    AND kind <> 'update' AND payload ->> '$.status' = 'resolved')
+    AND kind <> 'update' AND payload ->> '$.status' = 'resolved'
+    AND coalesce(payload ->> '$.fleetpulse.event', '') <> 'silenced')
 """
-"""What fires again after its end is a new message there: an edit of the old one notifies nobody."""
+"""What fires again after its end is a new message there: an edit of the old one notifies nobody. A silence ends nothing
+for good: the message shows what becomes of it."""
 _SETTLE_PARTS = """
 UPDATE outbox SET state = n.state, answer = n.answer
 FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::VARCHAR[]) AS state, unnest($3::VARCHAR[]) AS answer) n

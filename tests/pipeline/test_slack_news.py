@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.config.receivers import Notify, Route, Slack
-from pipeline.model.records import iso
+from pipeline.model.records import Life, iso
 from pipeline.notify.alertmanager import make_body
 from pipeline.notify.receivers import Message, build_receiver
 from tests.pipeline.notifier_harness import NotifierHarness
@@ -91,3 +92,86 @@ def test_slack_and_teams_say_that_all_of_a_group_is_acknowledged(service: Servic
     assert (edit["text"].split(":")[0], edit["attachments"][0]["color"]) == ("ACKNOWLEDGED", "#0072B2")
     build_receiver(teams(service, secret))[0].send(said, CALL)
     assert "ACKNOWLEDGED: 2 alerts firing" in json.dumps(service.received[-1][2].decode())
+
+
+SILENCED = Life(silenced_by=("s1",))
+
+
+@pytest.fixture
+def silenced(tmp_path: Path, service: Service, secret: Secret) -> Iterator[NotifierHarness]:
+    """A page of which Slack shows that it is silenced."""
+    one: Any = slack(service, secret)
+    harness = NotifierHarness(tmp_path, [], Notify(slack=(one,)))
+    for kind, more in (("opened", {}), ("silenced", {"state": "silenced", "life": SILENCED})):
+        harness.write_change(kind, **more)
+        harness.send_due(1, "r")
+    assert list_states(service) == ["critical", "SILENCED"]
+    yield harness
+    harness.close()
+
+
+def list_states(service: Service) -> list[str]:
+    """Returns what the one message in the channel said, in order."""
+    shown = [
+        (b.get("ts"), b["text"]) for _, _, body, _ in service.received if "thread_ts" not in (b := json.loads(body))
+    ]
+    assert [ts for ts, _ in shown[:1]] == [None]
+    assert len({ts for ts, _ in shown[1:]}) <= 1
+    return [text.split(":")[0] for _, text in shown]
+
+
+def list_news(service: Service) -> list[str]:
+    """Returns the replies that the channel shows."""
+    replies = [b for b in service.bodies("/slack/chat.post") if "thread_ts" in b]
+    return [b["text"].split(":")[0] for b in replies if b.get("reply_broadcast")]
+
+
+def test_slack_shows_again_in_its_message_what_fires_after_a_silence(
+    silenced: NotifierHarness, service: Service
+) -> None:
+    silenced.write_change("unsilenced", state="open", life=Life())
+    silenced.send_due(1, "r")
+    assert (list_states(service)[2:], len(list_news(service))) == (["critical"], 1)
+    silenced.resolve()
+    silenced.send_due(1, "r")
+    assert list_states(service)[3:] == ["RESOLVED"]
+
+
+def test_slack_shows_that_an_acknowledged_page_is_silenced_no_longer_and_tells_nobody(
+    silenced: NotifierHarness, service: Service
+) -> None:
+    owned = Life(acknowledged_by="ann")
+    silenced.write_change("unsilenced", state="acknowledged", life=owned)
+    silenced.send_due(1, "r")
+    assert (list_states(service)[2:], list_news(service)) == (["ACKNOWLEDGED"], [])
+    silenced.resolve()
+    silenced.send_due(1, "r")
+    assert (list_states(service)[3:], list_news(service)) == (["RESOLVED"], [])
+
+
+@pytest.mark.parametrize("first", [None, "unsilenced"])
+def test_slack_shows_that_a_silenced_page_is_over_and_tells_nobody(
+    silenced: NotifierHarness, service: Service, first: Any
+) -> None:
+    if first:  # it is not sent to anybody while another silence goes on
+        silenced.write_change("updated", summary="still wrong")
+    silenced.resolve()
+    silenced.send_due(1, "r")
+    assert (list_states(service)[2:], list_news(service)) == (["RESOLVED"], [])
+    silenced.write_change("reopened", resolved=None, state="open", life=Life())
+    silenced.send_due(1, "r")
+    posted = [b for b in service.bodies("/slack/chat.post") if "thread_ts" not in b]
+    assert len(posted) == 2, "what fires after its end is a new message"
+
+
+def test_a_page_that_slack_never_got_is_not_shown_when_its_silence_ends(
+    tmp_path: Path, service: Service, secret: Secret
+) -> None:
+    one: Any = slack(service, secret)
+    harness = NotifierHarness(tmp_path, [], Notify(slack=(one,)))
+    harness.write_change("opened", state="silenced", life=SILENCED)
+    harness.write_change("unsilenced", state="acknowledged", life=Life(acknowledged_by="ann"))
+    harness.resolve()
+    harness.send_due(1, "r")
+    assert service.received == []
+    harness.close()

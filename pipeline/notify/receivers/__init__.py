@@ -125,6 +125,7 @@ class Endpoint:
     kind:       section of its configuration below [notify].
     groups:     whether routes may group its alerts; what groups alerts itself gets each of them.
     watchdog:   whether it is sent the Watchdog.
+    edits:      whether it shows one message of an incident, which is edited.
     resend_s:   interval in which it is sent all alerts that fire (s); 0: never.
     parallel:   messages that may be on their way at a time; 1 for what limits its rate or threads its messages.
     """
@@ -132,6 +133,7 @@ class Endpoint:
     parallel: ClassVar[int] = 1
     groups: ClassVar[bool] = True
     watchdog: ClassVar[bool] = False
+    edits: bool = False
     resend_s: float = 0.0
 
     def __init__(self, receiver: config.ReceiverConfig, name: str = "") -> None:

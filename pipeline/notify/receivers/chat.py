@@ -99,6 +99,7 @@ class SlackEndpoint(ChatEndpoint):
     def __init__(self, receiver: Slack) -> None:
         super().__init__(receiver)
         self._receiver = receiver
+        self.edits = receiver.token_file is not None
 
     def reports(self, kind: str) -> bool:
         """Reports every change but new titles; an incoming webhook, which cannot edit, only acknowledgements."""
