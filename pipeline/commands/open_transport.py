@@ -8,6 +8,7 @@ from pipeline.runtime.memory import reduce_gc, tune_allocator
 from pipeline.store.database import Database
 from pipeline.transport import Transport
 from pipeline.transport.spool import SpoolTransport
+from pipeline.transport.unpacking import compile_loops
 
 
 def open_transport(config: Config, database: Database) -> Transport:
@@ -23,3 +24,12 @@ def open_transport(config: Config, database: Database) -> Transport:
         return KafkaTransport(config.kafka, load_offsets(cursor))
     finally:
         cursor.close()
+
+
+def compile_reading(config: Config) -> None:
+    """Compiles the loops that read messages of the configured transport, or reads what an earlier start compiled."""
+    compile_loops()
+    if config.pipeline.transport == "kafka":
+        from pipeline.transport import record_batches  # here, as above
+
+        record_batches.compile_loops()

@@ -12,6 +12,7 @@ from pipeline.commands.burn_in import BurnInWatch
 from pipeline.commands.first_compile import compile_first
 from pipeline.commands.forgeries import ForgeryAudit
 from pipeline.commands.objectives_keeper import ObjectivesKeeper
+from pipeline.commands.open_transport import compile_reading
 from pipeline.commands.pipeline import PipelineBackend, log
 from pipeline.commands.service import PipelineService
 from pipeline.commands.start_checks import check_next_start, check_receivers
@@ -25,7 +26,6 @@ from pipeline.runtime.long_start import LongStart
 from pipeline.runtime.reload import ACTION, AGAIN, Load, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
-from pipeline.transport.unpacking import compile_loops
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
         watch = (lambda: backend.people, stop)
         threading.Thread(target=backend.reservations.run, args=watch, name="slurm", daemon=True).start()
     try:
-        compile_first((warm_up, compile_loops), stop, service.progress.heartbeat.beat)
+        compile_first((warm_up, lambda: compile_reading(config)), stop, service.progress.heartbeat.beat)
         service.run(stop)
     finally:
         stop.set()

@@ -6,12 +6,13 @@ bytes and one fetch (FETCH_BYTES) per partition here, and one response (RESPONSE
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CorruptRecordError, KafkaError, LogTruncationError, OffsetOutOfRangeError
@@ -21,21 +22,18 @@ from pipeline.model.errors import GapError, Offline, Retryable
 from pipeline.transport import Message, Partition, kafka_clients, topics
 from pipeline.transport.broker_watch import BrokerWatch
 from pipeline.transport.dead_letter_topics import DeadLetterTopics
-from pipeline.transport.signatures import HEADER
-
-APPEND_TIME = 1
-"""Timestamp type of a record: the broker's clock, as set by topics.py."""
+from pipeline.transport.record_batches import MessageRecords
 
 
 @dataclass(slots=True)
 class PartitionBuffer:
-    """Polled records of one partition that were not read yet.
+    """Polled messages of one partition that were not read yet.
 
     next_offset: the offset after them. out_of_range: the brokers do not have it. damage: describes a damaged record.
     """
 
     partition: Partition
-    records: deque[Any] = field(default_factory=deque)
+    messages: deque[Message] = field(default_factory=deque)
     next_offset: int = -1
     size: int = 0
     out_of_range: bool = False
@@ -44,46 +42,36 @@ class PartitionBuffer:
 
     @property
     def offset(self) -> int:
-        """Offset of the next record."""
-        return self.records[0].offset if self.records else self.next_offset
+        """Offset of the next message."""
+        return self.messages[0].offset if self.messages else self.next_offset
 
     @property
     def stuck(self) -> bool:
-        """Whether no more records can be polled until it restarts at another offset."""
+        """Whether no more messages can be polled until it restarts at another offset."""
         return self.out_of_range or bool(self.damage)
 
     def restart_at(self, offset: int) -> None:
-        """Drops all records and errors; the next record is expected at `offset`."""
-        self.records.clear()
+        """Drops all messages and errors; the next one is expected at `offset`."""
+        self.messages.clear()
         self.next_offset, self.size, self.out_of_range, self.damage = offset, 0, False, ""
 
-    def add_records(self, records: Sequence[Any]) -> None:
-        """Adds polled records, at least one."""
-        self.records.extend(records)
-        self.next_offset = records[-1].offset + 1
-        self.size += sum(len(record.value or b"") for record in records)
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Adds polled messages, at least one."""
+        self.messages.extend(messages)
+        self.next_offset = messages[-1].offset + 1
+        self.size += sum(len(message.value) for message in messages)
 
     def pop_messages(self, max_messages: int, max_bytes: int) -> list[Message]:
         """Removes and returns contiguous messages, at least one if there is one."""
-        out: list[Message] = []
-        size = 0
-        while self.records and len(out) < max_messages:
-            record = self.records[0]
-            value = record.value or b""
-            if out and (size + len(value) > max_bytes or record.offset != out[-1].offset + 1):
+        count = size = 0
+        following = self.offset
+        for message in itertools.islice(self.messages, max_messages):
+            more = len(message.value)
+            if count and (size + more > max_bytes or message.offset != following):
                 break
-            self.records.popleft()
-            size += len(value)
-            appended = record.timestamp * 1000 if record.timestamp_type == APPEND_TIME else 0
-            signature = _find_signature(record.headers)
-            out.append(Message(self.partition, record.offset, value, appended, record.key, signature))
+            count, size, following = count + 1, size + more, message.offset + 1
         self.size -= size
-        return out
-
-
-def _find_signature(headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
-    """The signature header of a record; None without one."""
-    return next((value for name, value in headers if name == HEADER), None) if headers else None
+        return [self.messages.popleft() for _ in range(count)]
 
 
 FETCH_BYTES = 1 << 20
@@ -164,11 +152,11 @@ class KafkaTransport:
             # no wait: its brokers are asked together with those of the partitions that are read next
             raise Retryable(f"kafka: {partition.topic}/{partition.name}: is fetched from now on")
         buffer = self._buffers[tp]
-        if not buffer.records:
+        if not buffer.messages:
             self._wait_for(tp, buffer)
-        if not buffer.records and buffer.stuck:
+        if not buffer.messages and buffer.stuck:
             raise self._explain_stop(tp, buffer)
-        if buffer.records and buffer.offset != offset:
+        if buffer.messages and buffer.offset != offset:
             raise self._gap(partition, offset, buffer.offset, "offsets without a message: transactions or compaction")
         return self._pop_messages(tp, buffer, max_messages, max_bytes)
 
@@ -238,7 +226,7 @@ class KafkaTransport:
             self._unanswered_since.pop(tp, None)
             # while others have records, those are read first: a poll costs more than a record
             if (
-                not any(other.records for other in self._buffers.values())
+                not any(other.messages for other in self._buffers.values())
                 and self._monotonic() - self._last_poll >= IDLE_POLL_S
             ):
                 self._poll(0)
@@ -247,7 +235,7 @@ class KafkaTransport:
         if self._monotonic() < self._last_timeout + READ_WAIT_S:  # another read just timed out
             until = self._monotonic()
             self._poll(0)
-        while not (buffer.records or buffer.stuck or self._at_end(tp, buffer)):
+        while not (buffer.messages or buffer.stuck or self._at_end(tp, buffer)):
             if self._monotonic() >= until:
                 self._last_timeout = self._monotonic()
                 self._check_stall(tp)
@@ -263,7 +251,7 @@ class KafkaTransport:
 
     def _at_end(self, tp: TopicPartition, buffer: PartitionBuffer) -> bool:
         """Whether the brokers reported that there is nothing after the last record."""
-        if buffer.records or buffer.stuck:
+        if buffer.messages or buffer.stuck:
             return False
         end = self._consumer.highwater(tp)
         # the client's position also advances over batches without records, such as transaction markers
@@ -283,9 +271,9 @@ class KafkaTransport:
             return self._mark_damaged(error)
         except KafkaError as error:
             raise Retryable(f"kafka: {error}") from error
-        for tp, records in found.items():
+        for tp, messages in found.items():
             buffer = self._buffers[tp]
-            buffer.add_records(records)
+            buffer.add_messages(messages)
             if buffer.size >= BUFFER_BYTES:
                 self._pause(tp, buffer)
         return None
@@ -358,6 +346,7 @@ class KafkaTransport:
                 )
             except KafkaError as error:
                 raise Retryable(f"kafka: {error}") from error
+            self._client.read_records(partial(MessageRecords, partition_of=lambda tp: self._buffers[tp].partition))
         return self._client
 
     def _drop_consumer(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,10 @@ class _Consumer(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no ty
         if not self._fetcher._next_partition_records:
             self._fetcher._next_partition_records = None
         return super().poll(*given, **more)
+
+    def read_records(self, reader: Callable[..., Any]) -> None:
+        """Lets `reader` read fetched records, which takes and has what `Fetcher.PartitionRecords` takes and has."""
+        self._fetcher.PartitionRecords = reader
 
     def polled_offset(self, partition: TopicPartition) -> int | None:
         """Offset after the last polled record; None if unknown.
