@@ -76,7 +76,7 @@ def test_the_installed_wheel_runs_from_anywhere_and_knows_its_commit(built: Path
         "import sys, fleetpulse; assert fleetpulse.__file__.startswith(sys.argv.pop(1)); sys.exit(fleetpulse.main())"
     )
     said = run(sys.executable, "-P", "-c", program, str(site), "--version", cwd=tmp_path, PYTHONPATH=str(site))
-    assert said == "fleetpulse 0.1.0 (0123456789ab)\n"
+    assert said == "fleetpulse 0.2.0 (0123456789ab)\n"
     for words in (["signals"], ["detectors"], ["simulate", "--list"]):
         assert run(sys.executable, "-P", "-c", program, str(site), *words, cwd=tmp_path, PYTHONPATH=str(site))
 
@@ -96,7 +96,7 @@ def test_make_dist_leaves_what_it_built_and_nothing_of_a_run_before(tmp_path: Pa
     words = ["bash", str(tmp_path / "deploy/packages/make"), "wheel"]
     environ = {**os.environ, "PYTHON": sys.executable, "FLEETPULSE_COMMIT": "0123456789ab"}
     subprocess.run(words, env=environ, check=True, capture_output=True)
-    ours = {"fleetpulse-0.1.0-py3-none-any.whl", "fleetpulse-0.1.0.tar.gz"}
+    ours = {"fleetpulse-0.2.0-py3-none-any.whl", "fleetpulse-0.2.0.tar.gz"}
     assert {path.name for path in dist.iterdir()} == {*ours, "SHA256SUMS", "notes.txt"}
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=dist, check=True, capture_output=True)
     assert {line.split()[1] for line in (dist / "SHA256SUMS").read_text().splitlines()} == ours
@@ -252,7 +252,7 @@ def test_the_bundle_runs_where_it_is_moved_to_with_its_own_python(bundle: Path, 
     shutil.copytree(bundle, moved)
     program = moved / "bin" / "fleetpulse"
     hostile = {"PYTHONHOME": "/nowhere", "PYTHONPATH": "/nowhere"}
-    assert run(program, "--version", cwd=tmp_path, **hostile) == "fleetpulse 0.1.0 (0123456789ab)\n"
+    assert run(program, "--version", cwd=tmp_path, **hostile) == "fleetpulse 0.2.0 (0123456789ab)\n"
     assert run(program, "once", "--output", "jsonl", cwd=tmp_path, **hostile)
     python = next((moved / "python" / "bin").iterdir())
     said = run(python, "-P", "-c", "import ssl, sqlite3, numpy, zstandard, sys; print(sys.prefix)", cwd=tmp_path)
@@ -263,7 +263,7 @@ def test_the_bundle_runs_where_it_is_moved_to_with_its_own_python(bundle: Path, 
 
 @pytest.mark.slow
 def test_the_bill_of_materials_has_every_package_of_the_bundle(bundle: Path) -> None:
-    words = [sys.executable, ROOT / "deploy/packages/sbom.py", bundle, "0.1.0"]
+    words = [sys.executable, ROOT / "deploy/packages/sbom.py", bundle, "0.2.0"]
     document = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     names = {part["name"] for part in document["components"]}
     assert {"numpy", "zstandard", "kafka-python", "python"} <= names

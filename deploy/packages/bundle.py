@@ -1,6 +1,6 @@
 """Makes a folder that runs on any Linux with a new enough glibc, wherever it lies: Fleetpulse with its own Python.
 
-    python deploy/packages/bundle.py agent dist/fleetpulse-0.1.0-py3-none-any.whl FOLDER
+    python deploy/packages/bundle.py agent dist/fleetpulse-0.2.0-py3-none-any.whl FOLDER
 
 Python is the interpreter that runs this, with the libraries that it links to, except glibc. Needs patchelf. FOLDER gets
 bin/fleetpulse, python/ and share/; share/glibc names the glibc that the target needs at least, share/libraries.json the
