@@ -381,7 +381,7 @@ MOST_ODDS = 1_000_000
 MIN_BAND_PEERS = 5
 """Fewest peers for which a band of 80 % is drawn; with fewer, the median is enough. Chosen."""
 NARROW = 560
-"""Width of a chart (px) below which each name of the legend has a line of its own. Chosen: the names need about 500."""
+"""Width of a chart (px) below which each name of the legend has its own line. Chosen: the names need about 500."""
 GAP_STEPS = 3
 """A line breaks where points are further apart than this many usual steps. Chosen."""
 _DAY = 86_400 * SECOND

@@ -145,7 +145,7 @@ class NodeSpools:
         return self._broker.sender.dispatcher.refused if self._broker else 0
 
     def send(self, chunk: Chunk, bulk: bool = False) -> None:
-        """Appends a chunk: its events at once, its telemetry when its window ends; syncs at most every SYNC_EVERY.
+        """Appends a chunk: its events immediately, its telemetry when its window ends; syncs at most every SYNC_EVERY.
 
         bulk: one message per node, whatever its windows.
         """

@@ -12,7 +12,7 @@ from dashboards.words import age, clock
 from pipeline.model.records import SECOND
 
 WRONG_RESULTS = "sdc"
-"""Family of the detectors of wrong results: what a job wrote meanwhile may be wrong. A slow job writes right ones."""
+"""Family of the detectors of wrong results: what a job wrote since may be wrong. A slow job writes right ones."""
 
 
 def find_taint(job: Job, harms: Sequence[Harm]) -> Harm | None:

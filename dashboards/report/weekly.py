@@ -70,7 +70,7 @@ def objective_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 NO_OBJECTIVE = "None has jobs yet."
-"""What stands in place of objectives: those of each tenant or job begin with the first one."""
+"""Shown instead of objectives: those of each tenant or job begin with the first one."""
 OBJECTIVE_HEAD = ("Objective", "Scope", "Target", "Now", "Budget left", "Burn, 1 h", "Alert")
 
 

@@ -63,7 +63,7 @@ def draw_actions(detail: IncidentDetail) -> None:
 
 
 def _draw_disabled(row: Any, incident: Incident) -> None:
-    """Draws the buttons for a person who may only read, with what is missing."""
+    """Draws the buttons for a person who may only read, with the missing right."""
     names: tuple[str, ...] = ("Acknowledge", "Assign", "Comment", "Silence", "Resolve")
     if incident.state == "resolved":
         names = ("Assign", "Comment") if incident.life.merged_into else ("Reopen", "Assign", "Comment")

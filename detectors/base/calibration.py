@@ -237,7 +237,7 @@ class QuietTail(State):
         self.revision += 1
 
     def load(self, records: Mapping[str, QuietRecord]) -> None:
-        """Replaces what was learnt, and ends a pin."""
+        """Replaces the learnt values, and ends a pin."""
         self.records = dict(records)
         self.pin({})
 

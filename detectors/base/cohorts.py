@@ -196,7 +196,7 @@ class AncestorIndex:
 
 
 class Ancestors:
-    """The nearest ancestors of one kind, by position: numbered anew as jobs come and go."""
+    """The nearest ancestors of one kind, by position: numbered again as jobs come and go."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}

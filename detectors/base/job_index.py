@@ -138,7 +138,7 @@ class _Jobs:
 
 
 def _renew(known: _Jobs | None, topology: Topology) -> _Jobs:
-    """Returns what is known of a topology now; of changed jobs only what they changed is read."""
+    """Returns the jobs of a topology now; of changed jobs only what they changed is read."""
     changed = known.changes.read(topology) if known is not None else None
     if known is not None and changed is not None:
         known.places.clear()

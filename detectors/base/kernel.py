@@ -238,7 +238,7 @@ def cohorts(
 
 @compiled
 def read_samples(values: NDArray[np.float64], gate: NDArray[np.bool_] | None, absurd: float, sample: F4) -> None:
-    """Fills in the samples (N,): NaN for what is missing, as large as `absurd`, or not let through by the gate."""
+    """Fills in the samples (N,): NaN for missing ones, those as large as `absurd`, or not let through by the gate."""
     for i in range(len(sample)):
         value = values[i]
         counts = abs(value) < absurd  # False for NaN too

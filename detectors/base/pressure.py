@@ -58,7 +58,7 @@ class Pressure(State):
         self.last[known], self.at[known] = now[known], nodes.time
 
     def shares_of(self, nodes: Sequence[str]) -> Floats:
-        """Returns (len(nodes),) shares; NaN where they are unknown. nodes: a list that nobody changes later."""
+        """Returns (len(nodes),) shares; NaN where they are unknown. nodes: a list that is never changed later."""
         if self._asked[0] is not nodes or self._asked[1] is not self._nodes:
             self._asked = nodes, self._nodes, np.array([self._nodes.get(node, -1) for node in nodes], np.int64)
         return np.asarray(np.append(self.share, np.nan)[self._asked[2]])

@@ -277,7 +277,7 @@ class Coolant(Detector):
     def _report_shared(
         self, steps: LoopSteps, entity: str, mine: Mapping[int, LoopVerdict], others: list[int]
     ) -> list[Finding]:
-        """Returns the finding on what loops share, if it is due; the worst one of them stands for all."""
+        """Returns the finding on what loops share, if it is due; the worst one of them represents all."""
         frame = steps.frame
         worst = max(mine, key=lambda i: (LEVELS.index(mine[i].level), mine[i].score, -i))
         verdict, onset = mine[worst], min(v.onset for v in mine.values())

@@ -18,7 +18,7 @@ from pipeline.model.records import SECOND
 
 HOURS = 48  # two days of hours, so that the daily swing is in it twice
 SURE = 5.0  # z of Mann-Kendall: 3e-7 one-sided by chance, some 0.7 a year of hourly tests of 256 devices
-_ENOUGH, _COUNTS_S = 0.25, 120.0  # share of a bin that must be measured, and s that a sample stands for at most; chosen
+_ENOUGH, _COUNTS_S = 0.25, 120.0  # share of a bin that must be measured, and s that a sample counts for at most; chosen
 _ANCHOR = 12  # bins whose mean is the device's first level: short against weeks of wear; chosen
 _ABSURD = 1e3  # K, a share or a logarithm: a sample further off is invalid; chosen
 _ROWS = 4  # anchor, anchored, sum, seconds: rows of the cells

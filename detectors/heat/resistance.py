@@ -4,7 +4,7 @@ The reference is the coolant that reaches the GPU, else the air at its node's in
 estimated from the GPUs that share coolant or air: the median of what each is warmer than it was at the same power.
 
 R depends on the load, since fans follow it: the usual R of a GPU is learnt for each band of its power, on its own and
-over the median of its peers, whom inlet and fans move alike. On air it also depends on the other GPUs of the node,
+over the median of its peers, which inlet and fans move alike. On air it also depends on the other GPUs of the node,
 which heat its intake and drive its fans: there a GPU is judged only while all GPUs of its node have a similar load.
 
 A die follows its power within 5 to 60 s (heat capacity times R), so the power goes through a first-order filter, and a
@@ -44,7 +44,7 @@ _ALIKE = 0.15  # standard deviation of the loads of a node over their mean, up t
 _KNOWN, _LEARNT_S = 20, 3600.0
 """Samples from which a band is used, and s at its load after which it no longer changes: what follows is wear. Chosen:
 an hour, however often the GPUs are read, since wear of three percent a day must not be learnt."""
-_REACH = 1  # bands on either side whose R still tells on air, where fans move it by 4 % a band; chosen
+_REACH = 1  # bands on either side whose R still counts on air, where fans move it by 4 % a band; chosen
 _OUTLIERS = (0.3, 10.0)  # of ln R, and K of the memory, by which a sample is off at most while it is learnt; chosen
 _SHIFTED = 0.3
 """ln of R by which the median of peers may be off: a reference wrong by a third of the rise makes peers that lie 22 %
@@ -150,7 +150,7 @@ def _band(rows: Floats, i: int) -> int:
 
 @inlined
 def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float) -> bool:
-    """Updates the means and extremes of the power; returns whether it is higher than ever, so that R is learnt anew."""
+    """Updates means and extremes of the power; returns whether it is higher than ever, so that R is learnt again."""
     rows[_POWER, i] = _low_pass(rows[_POWER, i], power_now, lag)
     load = rows[_LOAD, i] = _low_pass(rows[_LOAD, i], power_now, slow)
     if not rows[_IDLE, i] <= load:
@@ -165,7 +165,7 @@ def _follow_load(rows: Floats, i: int, power_now: float, lag: float, slow: float
 def _follow_reference(
     rows: Floats, counts: NDArray[np.int16], i: int, fluid: float, mixed: float, grown: bool
 ) -> tuple[float, bool]:
-    """Updates the reference; returns it, and whether R is learnt anew: it is measured now, or the load is higher."""
+    """Updates the reference; returns it, and whether R is learnt again: it is measured now, or the load is higher."""
     before = math.isfinite(rows[_REFERENCE, i])
     now = rows[_REFERENCE, i] = _low_pass(rows[_REFERENCE, i], fluid, mixed)
     measured = math.isfinite(now)

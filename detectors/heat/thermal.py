@@ -34,8 +34,8 @@ _CERTAIN, _CERTAIN_SUM = 0.2, 30.0
 however noisy the site is. Chosen: in simulated worlds of air and liquid healthy GPUs stay below 0.1."""
 _LATCHED = 3600 * SECOND  # us without a sample after which a condition starts over: its load may never return; chosen
 _RISES, _RISES_SURE = 16, 4.5
-"""Minutes that must rise one after another for the time left to be told, and Mann-Kendall's z of it: a step of any size
-within them stays below 3."""
+"""Minutes that must rise one after another before the time left is stated, and Mann-Kendall's z of it: a step of any
+size within them stays below 3."""
 _LEAST_NODES = 3
 """Nodes of a loop from which their median shows what it does, and of a rack that it is named for. Chosen."""
 
@@ -109,7 +109,7 @@ class Thermal(Detector):
     Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page only with harm:
     the GPU is slowed down by heat, is 3 K below the limit that it reports, or will be within `near` minutes. Most GPUs
     of a node, or nodes of a rack, are one finding on the node or rack: their coolant or air. After work on a GPU it is
-    learnt again, but its node is compared with what was usual before: a coupling that was not opened fully.
+    learnt again, but its node is compared with its usual value before: a coupling that was not opened fully.
 
     A trend of two days (z > 5) with R up by `worn` is a ticket, with the days left if the GPU reports its limit.
 
@@ -119,7 +119,7 @@ class Thermal(Detector):
     A GPU that reports thermal throttling for two frames is a suspect at any R, a ticket after `patience` s, a page
     after `hold` s unless R is known to be normal: then it is one ticket until a day without throttling, and none while
     its coolant or air is 3 K above the mean of a day. A loop, CDU or
-    rack is one finding when GPUs of most of its nodes throttle: a ticket at once if they are 30 % of its working GPUs,
+    rack is one finding when GPUs of most of its nodes throttle: a ticket immediately for 30 % of its working GPUs,
     a page once they did for `hold` s. A hardware slowdown alone (0x8) is named so: it may be a power brake as well.
 
     Source: R = dT/P, published lags of 5 to 60 s (resistance.py); delta: three times what 1 K of NVML's rounding is at
@@ -277,7 +277,7 @@ class Thermal(Detector):
         return found
 
     def _step_nodes(self, sample: ResistanceSample, index: NodeIndex, time: int, gate: Bools) -> Step:
-        """Adds the median of the GPUs of each node, over what was usual before the last work on it."""
+        """Adds the median of the GPUs of each node, over its usual value before the last work on it."""
         middle, count = grouped_median(np.where(gate, sample.lasting, np.nan), index.node)
         return self.nodes.step(middle[index.first], index.peers, time, count[index.first] >= 2)
 

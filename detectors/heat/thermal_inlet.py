@@ -32,7 +32,7 @@ _UNITS = ("row", "hall", "facility")  # what racks with warm air share
 @dataclass
 class NewestDepartures(State):
     """(N,) newest value of each sensor, how far it departs from its past, and when it was read (us): the sensors of a
-    rack are read at different moments. judged: known and read lately."""
+    rack are read at different moments. judged: known and read recently."""
 
     value: Floats = memory(np.nan)
     effect: Floats = memory(np.nan)

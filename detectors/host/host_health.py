@@ -43,7 +43,7 @@ CRITICAL = 0.15
 fsSpaceFillingUpCriticalThreshold of the Prometheus node mixin."""
 FULL = 0.03
 """Share left below which a file system is full: fsSpaceAvailableCriticalThreshold of the Prometheus node mixin."""
-_LEAVES = 1.1  # times LOW above which a shortage is over at once; chosen
+_LEAVES = 1.1  # times LOW above which a shortage is over immediately; chosen
 _FORGETS_S = 7 * 86_400.0  # s in which the lowest level so far is forgotten; chosen: jobs of a week
 _SHARED, _ALIKE = 3, 0.01
 """Nodes, and share left, by which file systems of one mount point and size are one that is shared; chosen."""
@@ -60,7 +60,7 @@ LOOKS = 2
 _LAPSES = 4 * HOUR  # us without a reading after which a flag is not known any more: 24 readings of 10 min; chosen
 _DEAD = CATALOGUE["disk.state"].states.index("dead")
 _REMAINS: Mapping[str, tuple[str, str, str]] = {
-    # signal of what is left, or of what is used -> signal of the whole, class, in words
+    # signal of the rest, or of the used part -> signal of the whole, class, in words
     "node.memory_available": ("node.memory_total", "node", "memory"),
     "filesystem.available": ("filesystem.total", "filesystem", "space"),
     "filesystem.files_used": ("filesystem.files_total", "filesystem", "inodes"),
@@ -82,7 +82,7 @@ DISK_FLAGS = (*_WARNINGS, "worn", "errors", "dead")
 
 @dataclass
 class Shortage(State):
-    """What is left of something, as means of each of SPANS, and when that will be nothing.
+    """The rest of a resource, as means of each of SPANS, and when it will be used up.
 
     left: (N,) seconds left by the span that gives the least, inf without a trend; as of the newest mean.
     A trend counts from a quarter below the lowest level before it only: each job may load its data steadily. As a trend
@@ -97,7 +97,7 @@ class Shortage(State):
     newest: list[int] = notes(lambda: [0] * len(SPANS))
 
     def add(self, values: Floats, whole: Floats, time: int) -> None:
-        """Adds what is left, and judges the trends of which a mean is complete."""
+        """Adds the rest, and judges the trends of which a mean is complete."""
         self.grow(len(values))
         n = len(values)
         for k, span in enumerate(SPANS):
@@ -200,7 +200,7 @@ class Wear(State):
 class HostTrouble:
     """One thing that is wrong with an entity. harm: work is lost now or within the hour, if a job runs there.
 
-    left: s until nothing is left.   share, whole: what is left of a file system, as a share, and its size.
+    left: s until nothing is left.   share, whole: free share of a file system, and its size.
     """
 
     entity: str

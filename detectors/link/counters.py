@@ -267,7 +267,7 @@ class NewestReadings(State):
         return np.where(cells.fresh[:n], cells.newest[:n], np.nan)
 
     def measure_growth(self, names: Iterable[str], n: int, longest: float = np.inf) -> tuple[dict[str, Floats], Floats]:
-        """Returns (growth of each counter, seconds) since the last call, (N,) each, and begins anew.
+        """Returns (growth of each counter, seconds) since the last call, (N,) each, and begins again.
 
         NaN where a counter was not read now or then, fell or started again, or after more than `longest` s.
         """

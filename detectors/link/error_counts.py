@@ -336,7 +336,7 @@ class PortErrors(State):
     def _update_usual(self, counter: ErrorCounter, up: Bools, time: int, limits: ErrorLimits) -> None:
         """Adds a minute of bits of all ports that report the counter, and measures what is usual at each speed.
 
-        Where that is far more than before, the sums begin anew: they were judged by another normal.
+        Where that is far more than before, the sums begin again: they were judged by another normal.
         """
         if 0 <= time - counter.exposed < _MINUTE:
             return

@@ -58,7 +58,7 @@ _GAIN, _GAIN_IN_EXCESS = 1 / 240, 1 / 2400
 job, which may be in excess itself, so that no excess is for ever."""
 _OWN_MOVE = 2.0
 """Times its own move that the excess of a port counts at most: of two leaves of a job the one that moved more has
-departed. What is left is of the others, as where congestion that they had ends."""
+departed. The rest is of the others, as where congestion that they had ends."""
 _RECENT = 1 / 5  # learning rate of the present traffic: five minutes
 _PAUSE_QUANTA = 65_535 * 512  # bits for which one frame pauses at most (IEEE 802.1Qbb, 802.3 annex 31B)
 _LEAST_PAUSED = 0.01  # share of the time below which pauses slow nothing that matters: a percent. Chosen
@@ -346,7 +346,7 @@ class LinkCongestion(Detector):
         return self._jobs.job_of_node(node, frame.topology) or node
 
     def _note_moved(self, frame: Frame) -> None:
-        """Restarts what is learnt of the ports of nodes that work for another job than before."""
+        """Restarts learning about the ports of nodes that work for another job than before."""
         mine = self._node_jobs(frame)
         before = self.traffic.jobs
         if mine is before or mine == before:

@@ -1,7 +1,7 @@
 """The last two days of each optical port: hourly medians of raw bit errors, module temperature and light, and trends.
 
 Of each ten minutes the newest readings count, which is enough for an hourly median. Trends: steps are removed first,
-then Mann-Kendall tests and Theil-Sen measures what is left. Theil (1950) and Sen (1968), J. Am. Stat. Assoc. 63,
+then Mann-Kendall tests and Theil-Sen measures the rest. Theil (1950) and Sen (1968), J. Am. Stat. Assoc. 63,
 1379-1389: the median of the slopes of all pairs.
 """
 

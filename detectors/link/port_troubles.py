@@ -204,7 +204,7 @@ def _down_trouble(records: PortRecords, limits: PortLimits, cable: CableEnds) ->
     """Yields a port that is down; the sooner a page, the surer it is that a job waits for it.
 
     While the node at the far end is silent, that node may be off or booting; before a port pages early, its far end
-    must have been heard since. A switch's port is read by another agent, whose silence shows nothing about the switch.
+    must have been read since. A switch's port is read by another agent, whose silence shows nothing about the switch.
     """
     states, time = records.states, records.frame.time
     if not (since := int(states.down[cable.near])) or not states.was_up[cable.near]:

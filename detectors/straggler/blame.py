@@ -130,7 +130,7 @@ def decide_level(
     suspicion: Suspicion, causes: Sequence[Cause], weight: Weight, hold: float, ticket_hold: float
 ) -> Level:
     """Returns page for harm: 10 % that lasts for `hold` s and for which the job waits; 5 % with a fact of the device;
-    10 % at once with a clock that is as low.
+    10 % immediately with a clock that is as low.
 
     Ticket after `ticket_hold` s for a slow rank or GPU, after `hold` s for a node. A power cap is intended: suspect,
     and so are a few percent of clock of a whole node. A clock that is not as low does not explain the slowdown.

@@ -207,7 +207,7 @@ class GpuReadings(State):
 
         At the same limit a slow GPU is capped while its peers, which wait for it, draw less: it always computes. Where
         limits are not known, it draws as much as peers that are capped too, and less at a lower limit. Where neither is
-        known, or where it has no peers, nothing tells them apart.
+        known, or where it has no peers, nothing distinguishes them.
         """
         for values in (self.limit, self.watts):
             if values is self.watts and (not len(peers) or np.median(self.capped[peers]) < 0.5):

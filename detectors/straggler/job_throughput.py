@@ -296,7 +296,7 @@ class JobThroughput(State):
             title = f"SM clocks {100 * less['clock']:.0f} % lower"
             return JobReason(node, title, "gpu.sm_clock", "page" if alone else "ticket", alone)
         if measure == "sent" and self._was_steady(slot) and (less["active"] >= _ACTIVE or less["power"] >= _POWER):
-            twice = less["sent"] >= 1 - 1 / COLLECTIVES  # with less lost nobody is woken for what may be a phase
+            twice = less["sent"] >= 1 - 1 / COLLECTIVES  # a smaller loss may be a phase: no page
             return JobReason(job, "GPUs wait, cause not visible", "gpu.sm_active", "page" if twice else "ticket", twice)
         return None
 

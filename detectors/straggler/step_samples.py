@@ -21,7 +21,7 @@ _RESTS = 300 * SECOND
 """us without a step after which a rank restarts without suspicion: its job was stopped, and a hot GPU is cool again.
 Chosen: beyond most evaluations, so that one in the middle of a slowdown does not restart the hold."""
 _TIMES = 3  # usual gaps between steps, the limit of a rest where steps are long; chosen
-_WENT_ON = 5  # steps since the sample before from which the job made steps meanwhile: only some are sampled; chosen
+_WENT_ON = 5  # steps since the sample before from which the job made steps in between: only some are sampled; chosen
 _GAIN = 0.2  # of the usual gap: five steps show another one; chosen
 _ABSURD_S = 86_400.0  # no step takes a day: such a reading is dropped; chosen
 

@@ -292,7 +292,7 @@ class Straggler(Detector):
             gap = self.samples.gap[new]
             counted = np.array([int(bits).bit_count() for bits in self.samples.over[new]])
             first = time - np.maximum(counted - 1, 0) * gap
-            # what was a little slower than its team before only changed then
+            # a rank a little slower than its team before only changed then
             rose = np.where(slow.rose[new] > 0, slow.rose[new], time)
             begun = np.where(late.started[new], first, rose)
             since[new] = np.where(step.on[new], np.minimum(begun, first), begun)
@@ -311,7 +311,7 @@ class Straggler(Detector):
         found = find_suspicions(slow, effect, present, slots, self.delta, self.conditions)
         close_ended(self.conditions, {s.entity for s in found})
         blamed = [(s, self._find_causes(s, present, time, float(late.cost[s.slots].max()))) for s in found]
-        # what is slow since its start has more work, and says nothing of what became slow
+        # a rank slow since its start has more work, and shows nothing about ranks that became slow
         old = [bool(2 * np.count_nonzero(late.started[s.slots]) > len(s.slots)) for s in found]
         others = zip(blamed, old, strict=True)
         unexplained = [(slots.ancestor("job", int(s.slots[0])), o) for (s, causes), o in others if not causes]
@@ -339,7 +339,7 @@ class Straggler(Detector):
         # of half a cohort the median is between both; and slower than the others, not than the median of all
         own = late.started[mine] | (self.slow.newest[mine].min(axis=1) >= cost / 3)
         apart = samples.newest(mine, _NEWEST) + late.behind[mine] - samples.typical(mine)
-        # where they are half of their team, nobody is left who shows it
+        # where they are half of their team, no rank is left that shows it
         team, all_of = slots.team[mine], np.bincount(slots.team[slots.team >= 0])
         most = (team >= 0) & (2 * np.bincount(team[team >= 0], minlength=len(all_of)) >= all_of)[team]
         if 2 * np.count_nonzero(own & (most | ~(apart < cost / 2))) < len(mine):

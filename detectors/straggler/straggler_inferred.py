@@ -464,7 +464,7 @@ class StragglerInferred(Detector):
 
 
 def _write_title(suspicion: Suspicion, side: int, compared: Comparison, causes: list[Cause], loss: float) -> str:
-    """Returns the title: what is lower or higher than of its peers, and why or what the job loses."""
+    """Returns the title: the value that is lower or higher than its peers', and why or what the job loses."""
     subject = f"{len(suspicion.slots)} GPUs, " if not suspicion.single else ""
     if compared.unit == "1":
         text = f"SMs active {100 * compared.value:.0f} %, peers {100 * compared.expected:.0f} %"

@@ -17,7 +17,7 @@ IN_TURN = 3
 """Silences one after another, all but the newest ended well, that are work; chosen: two may be a coincidence."""
 NEXT = 1800 * SECOND
 """us after the return of a node in which the next one falls silent; chosen: a step of a roll-out waits for its node to
-be ready, and for a check by whoever does it."""
+be ready, and for a check by the person who does it."""
 LONGER = 2.0
 """Times the longest silence of the work before that the next may last; chosen: nodes of one product boot alike."""
 OUTAGES = 1e-3 / (24 * 3600 * SECOND)

@@ -36,7 +36,7 @@ _LOST, _GIVEN, _FORGETS_S = 0.5, 100.0, 3600.0
 """Readings that are lost, and given, before any was seen; s in which a class forgets its own. Chosen."""
 BMC_RESTARTS = 1800.0
 """s for which the BMC of a node may not respond: a restart takes 1 to 3 min, an upgrade of firmware 10 to 20, and the
-node works meanwhile. Longer is a ticket, by whatever reads it. Chosen."""
+node works in that time. Longer is a ticket, by whatever reads it. Chosen."""
 FOLLOWS, LONGEST_GAP = 0.2, 3.0
 """Gain of the usual time between two samples, and how many times the usual one gap counts at most: a silence does not
 become usual. Chosen."""

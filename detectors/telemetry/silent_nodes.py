@@ -319,7 +319,7 @@ class SilentNodes(State):
         """Returns level, cause and the cause in words; without a job no work is lost, so it never pages."""
         dark, since = context.dark_feed(node), alone["since"]
         age, fact = context.time - since, context.facts.last_fatal(node, since + TOGETHER)
-        # systemd ends a hung agent after 30 s and starts it anew: what lasts longer does not end by itself
+        # systemd ends a hung agent after 30 s and starts it again: a longer silence does not end by itself
         level: Level = "ticket" if age >= context.seconds * SECOND else "suspect"
         if dark is not None:
             return "page", "power", f"no power at {entity_name(dark)}"
@@ -475,7 +475,7 @@ class Gaps(State):
     def _silence(self, node: str, gap: Mapping[str, Any]) -> Silence:
         """A ticket if the agent did not restart or the gaps repeat; else it may be the restart of an update.
 
-        A node that rebooted lost no data: without a job on it that is a suspect, whoever wanted it.
+        A node that rebooted lost no data: without a job on it that is a suspect, planned or not.
         """
         sure = gap["agent"] == "same" or gap["times"] >= GAP_AGAIN or (gap["long"] and gap["agent"] != "boot")
         level: Level = "ticket" if sure else "suspect"

@@ -26,7 +26,7 @@ _NO_REASON = "no reason reported"
 @dataclass
 class TelemetryBlind(Detector):
     """A BMC or an exporter that does not respond twice is a suspect, and after `seconds` a ticket, with the reason that
-    its agent reported; the BMC of a node, which works meanwhile, after `node_seconds`.
+    its agent reported; the BMC of a node, which works during that time, after `node_seconds`.
 
     Silence is not a failure: an agent that reports nothing shows in the state of its node. The condition ends with the
     first response.

@@ -199,7 +199,7 @@ def take_link_down(effects: Effects, entity: str, port: int, begin: float, end: 
 
 
 def flap_link(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
-    """Takes a link down and up once, and stalls the job's collectives meanwhile."""
+    """Takes a link down and up once, and stalls the job's collectives during that time."""
     if end > effects.since and begin <= effects.until:
         take_link_down(effects, entity, port, begin, end)
         effects.slow_job([port], 1 + share(effects, begin, end))

@@ -160,7 +160,7 @@ class HbmContained(Kind):
         reset(effects, device, fault.end)
 
     def job_death_time(self, fault: Fault) -> float:
-        """Returns when the job has died: at once, or when it is stopped for the reset."""
+        """Returns when the job has died: immediately, or when it is stopped for the reset."""
         first = fault.end if self.clears == "yes" else (fault.onset + fault.end) / 2
         return _death(fault, _DIES if self.kills == "yes" else max(_DIES, first - _DRAIN - fault.onset))
 
