@@ -100,3 +100,17 @@ def test_a_tab_is_named_after_what_its_page_is_about(shared_address: str, browse
     page.goto(f"{shared_address}/node?entity=gpu:n003.1&live=0")
     expect(page).to_have_title("GPU 1 of n003 - Fleetpulse")
     assert faults == []
+
+
+def test_all_pages_stand_in_the_header_of_a_laptop_with_room_for_name_and_role(
+    shared_address: str, browser: Any
+) -> None:
+    page, _ = open_page(browser, shared_address + FROM)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    links = page.locator("[data-testid=stTopNavLink]")
+    links.get_by_text("Audit").wait_for()
+    expect(page.locator("[data-testid=stTopNavSection]")).to_have_count(0)
+    room = page.locator("[data-testid=stTopNav]").evaluate("nav => nav.parentElement.clientWidth")
+    used = sum(link.bounding_box()["width"] for link in links.all())
+    name = 36 * 7 + 16  # "Alexandra Konstantinopoulou (admin)" at the font's mean width
+    assert used + name < min(room, 1440 - 335)
