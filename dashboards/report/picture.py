@@ -23,6 +23,8 @@ TALLEST = 700
 HEAD, MARGIN = 18, 10
 NAMED = 7
 """Least height of a cell whose group has a name above it."""
+NODE_NAMED = 40
+"""Least width of a cell that has the name of its node in it. Chosen: six characters of the smallest readable size."""
 _STATE = 7
 _CIVIDIS = (
     "#00224e",
@@ -63,7 +65,9 @@ def draw_picture(found: FleetMap, layout: FleetLayout, title: str, caption: str,
         for k in range(count):
             left, up = x + (k % columns) * (wide + 1), top + (k // columns) * (tall + 1)
             level = levels[first + k] if levels else None
-            _draw_cell(pen, (left, up, wide, tall), looks[first + k], level, fills, palette)
+            ground = _draw_cell(pen, (left, up, wide, tall), looks[first + k], level, fills, palette)
+            if wide >= NODE_NAMED:
+                _draw_name(pen, (left, up, wide, tall), layout.names[first + k], ground)
     _draw_legend(pen, height + 80, palette)
     out = io.BytesIO()
     picture.save(out, "PNG", optimize=True)
@@ -121,7 +125,8 @@ def _draw_cell(
     level: int | None,
     fills: list[tuple[int, ...]],
     palette: Palette,
-) -> None:
+) -> tuple[int, ...]:
+    """Returns the colour below the middle of the cell, for its name."""
     x, y, wide, tall = place
     edge = (x, y, x + wide - 1, y + tall - 1)
     state = NODE_STATES[min(look & _STATE, len(NODE_STATES) - 1)]
@@ -144,6 +149,28 @@ def _draw_cell(
         pen.polygon([(x + wide - 1 - cut, y), (x + wide - 1, y), (x + wide - 1, y + cut)], fill=palette.simulated)
     if state == "critical" and not look & AFFECTED:
         pen.rectangle(edge, outline=palette.critical_line, width=2 if tall > 9 else 1)
+    if state == "no_data" or level == _UNKNOWN:
+        return ImageColor.getrgb(palette.ground)
+    if level is not None:
+        return fills[level]
+    shown = "ok" if look & AFFECTED else state
+    return ImageColor.getrgb(palette.drained if look & DRAINED and shown == "ok" else colour[shown])
+
+
+def _draw_name(pen: ImageDraw.ImageDraw, place: tuple[int, int, int, int], node: str, ground: tuple[int, ...]) -> None:
+    """Draws the name of a node into its cell; a long one without its domain, then only its end: there names differ."""
+    x, y, wide, tall = place
+    name, font = node.partition(":")[2], _font(11)
+    if pen.textlength(name, font=font) > wide - 4:
+        name = name.partition(".")[0]
+    while name and pen.textlength(name, font=font) > wide - 4:
+        name = name[1:]
+    red, green, blue = ground[:3]
+    ink = "#17212b" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+    middle = (x + wide // 2, y + round(tall * 0.35))
+    half = round(pen.textlength(name, font=font)) // 2 + 2
+    pen.rectangle((middle[0] - half, middle[1] - 6, middle[0] + half, middle[1] + 6), fill=ground)
+    pen.text(middle, name, fill=ink, font=font, anchor="mm")
 
 
 def _state_colours(palette: Palette) -> Mapping[str, str]:

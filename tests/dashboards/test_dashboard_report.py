@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from dashboards import commands
 from dashboards.client import Client
@@ -142,6 +142,26 @@ def test_the_picture_has_every_size_of_fleet(api: Any, number: int, colour: str)
         colours = {colour for _, colour in picture.getcolors(1 << 20) or []}
     assert (213, 94, 0) in colours  # critical, at least in the legend
     assert len(drawn) < 400_000
+
+
+@pytest.mark.parametrize(("number", "named"), [(64, True), (12_500, False)])
+def test_the_picture_has_the_names_of_nodes_where_cells_have_room(
+    api: Any, number: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    draw = ImageDraw.ImageDraw.text
+
+    def text(pen: Any, place: Any, text: str, **more: Any) -> None:
+        texts.append(text)
+        draw(pen, place, text, **more)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    nodes = [{**api.node(f"n{i}.hall-1.example.org", "ok", []), "rack": f"rack:{i // 16}"} for i in range(number)]
+    nodes[1]["entity"] = "node:a-very-long-name-7"
+    table, names = map_tables({**api.fleet, "nodes": nodes}, "rack", "state", "")
+    map_picture(MapParts(parse_map(table), parse_layout(names)))
+    assert ({"n0", "n63"} <= set(texts)) == named
+    assert any("a-very-long-name-7".endswith(text) and len(text) > 4 for text in texts if text) == named
 
 
 def config_of(api: Any) -> Config:
