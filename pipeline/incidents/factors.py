@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.model.links import PEER
+from pipeline.model.places import guess_node_by_name
 from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import SECOND
 from pipeline.model.topology import WORK, Topology, kind_of
@@ -87,7 +88,6 @@ _NEVER = 1 << 62
 MOST_REMEMBERED = 100_000
 """Ranks with findings of which the GPU is remembered; beyond, those of ended jobs are forgotten. Chosen: 20 MB."""
 _LABELS = ("rack", "row", "leaf", "pod", "cdu", "pdu", "job")
-_PARTS_OF_NODES = frozenset({"gpu", "port", "nvlink", "psu", "sensor", "disk", "dimm", "cpu", "nic"})
 
 
 @dataclass(slots=True)
@@ -267,10 +267,7 @@ class FactorIndex:
     def node_of(self, entity: str) -> str | None:
         """Returns the node of a device or rank, by topology, else by the name of the device."""
         node = self.topology.ancestor_of_kind(self._gpu_of(entity) or entity, "node")
-        if node is None and entity not in self.topology.parents and kind_of(entity) in _PARTS_OF_NODES:
-            name = entity.partition(":")[2].rpartition(".")[0] if "." in entity else ""
-            return f"node:{name.partition('.')[0]}" if name else None
-        return node
+        return guess_node_by_name(entity, self.topology) if node is None else node
 
     def _gpu_of(self, entity: str) -> str | None:
         """Returns the GPU of a rank, of one whose job ended the last one; None for anything else."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.config.sections import ModeRule
 from pipeline.incidents.jobs import Places
+from pipeline.incidents.matchers import parse_matchers
 from pipeline.incidents.reach import find_reach
 from pipeline.incidents.silences import collect_labels
 from pipeline.judging.mutes import FindingFilter, Mute
+from pipeline.model.places import guess_node_by_name
 from pipeline.model.records import Finding, Incident
 from pipeline.model.topology import Topology
 from pipeline.notify.alertmanager import locate_entity
+from tests.pipeline.living import HOUR, LivingSite
 
 PARENTS = {
     **{f"gpu:n{n}.0": (f"node:n{n}",) for n in range(3)},
@@ -54,8 +59,18 @@ def test_a_job_that_suffers_takes_no_label_of_the_place_away() -> None:
         ("cpu:a.c.0", None, ()),
         ("dimm:a.c.mc0.dimm1", None, ()),
         ("disk:a.b.sda", None, ()),  # sda of a.b, or b.sda of a
-        ("port:n1.mlx5_0.1", None, ()),  # a port of the node n1, or of a switch
+        ("port:n1.mlx5_0.2", "n1", ("r0",)),
+        ("port:n9.mlx5_bond_0", "n9", ()),
+        ("port:n9.bnxt_re1", "n9", ()),
+        ("port:a.b.mlx5_0", "a.b", ("r7",)),
         ("port:a.c.mlx5_0", None, ()),
+        ("port:n1.eth0", None, ()),  # a port of the node n1, or of a switch
+        ("port:n1.Ethernet1/1", None, ()),
+        ("port:n1.mlx5_0x", None, ()),
+        ("nic:n1.mlx5_0", None, ()),  # no collector has such names
+        ("sensor:n1.ipmi.Inlet_Temp", "n1", ("r0",)),
+        ("sensor:a.c.ipmi.Inlet", None, ()),
+        ("sensor:n1.acpitz.temp1", None, ()),
         ("psu:a.c.1", None, ()),
         ("port:l7.4", None, ()),  # a port of a switch
         ("sensor:hall.temp", None, ()),
@@ -79,6 +94,33 @@ def test_a_device_without_inventory_has_the_labels_of_the_node_in_its_name(
 
 def test_an_incident_of_a_job_alone_has_the_label_of_the_job() -> None:
     assert labels("job:1", "job:1")["job"] == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("device", "node"),
+    [
+        ("gpu:n9.0", "node:n9"),
+        ("gpu:a.c.0", "node:a.c"),  # most likely; what is muted for it must be sure
+        ("port:a.c.mlx5_0", "node:a.c"),
+        ("port:n9.eth0", "node:n9"),
+        ("psu:n9.1U.Bay1", "node:n9"),
+        ("cdu:c1.1", None),
+        ("gpu:x", None),
+        ("gpu:n0.0", None),  # the topology has it
+    ],
+)
+def test_the_most_likely_node_of_a_device_is_that_in_its_name(device: str, node: str | None) -> None:
+    assert guess_node_by_name(device, Topology(PARENTS)) == node
+
+
+def test_a_silence_and_a_window_of_a_node_hold_for_its_ports_without_inventory(tmp_path: Path) -> None:
+    site = LivingSite(tmp_path / "store.duckdb")
+    for matcher in ('node="n1"', 'scope="node:n2"'):
+        site.people.add_silence("silence", parse_matchers([matcher]), None, site.now + HOUR, "new cables", "ann")
+    ports = [site.report(f"port:{name}.mlx5_0", detector="link") for name in ("n1", "n2", "n3")]
+    assert [site.state(port) for port in ports] == ["silenced", "silenced", "open"]
+    assert site.alerts() == [(ports[2], "firing")]
+    site.database.close()
 
 
 def test_a_mute_of_a_node_mutes_its_devices_without_inventory_and_no_others() -> None:
