@@ -6,6 +6,7 @@ time of such rows (`latest_since`), written with the first of these commits. A s
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -153,7 +154,9 @@ class LatestRows:
         with database.lock:
             connection = database.connection
             found = connection.execute("SELECT value FROM meta WHERE key = ?", [_SINCE]).fetchall()
-            for device_class, known in self._classes.items():
+            exists = ", ".join(f'EXISTS(FROM "latest_{device_class}")' for device_class in self._classes)
+            [filled] = connection.execute(f"SELECT {exists}").fetchall()
+            for device_class, known in itertools.compress(self._classes.items(), filled):
                 for rows in _read_rows(connection, device_class, f'FROM "latest_{device_class}"'):
                     known.grow(int(rows.device.max()) + 1)
                     known.put(rows, np.arange(len(rows.time)))
