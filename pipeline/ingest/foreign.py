@@ -130,13 +130,14 @@ def _limit_times(node: NodeSamples, arrival: Arrival) -> NodeSamples:
 
 def _build_item(message: Message, batch: ForeignBatch, arrival: Arrival) -> Item:
     if not batch.nodes:
-        return Item(message, batch, arrival.time, None, {}, 0, arrival.time)
+        return Item(message, batch, arrival.time, None, {}, 0, len(message.value), arrival.time)
     first = min(int(node.times[0]) for node in batch.nodes)
     last = max(int(node.times[-1]) for node in batch.nodes)
     rows = batch.nodes[0].shape.rows
     if len(batch.nodes) > 1:
         rows = sum((Counter(node.shape.rows) for node in batch.nodes), Counter[str]())
-    return Item(message, batch, first, last, rows, sum(node.shape.cells for node in batch.nodes), arrival.time)
+    cells, size = sum(node.shape.cells for node in batch.nodes), len(message.value)
+    return Item(message, batch, first, last, rows, cells, size, arrival.time)
 
 
 # --- nodes with an agent ---------------------------------------------------------------------------------------------

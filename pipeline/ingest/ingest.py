@@ -28,7 +28,7 @@ from pipeline.ingest.foreign import (
     ForeignInventory,
     build_foreign_rows,
 )
-from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, ForeignBatch, Item, build_rows, decode_item
+from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, ForeignBatch, Item, build_rows, decode_item, list_times
 from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
 from pipeline.ingest.progress import Progress
@@ -312,30 +312,30 @@ class Ingest:
         size, now, queue = 0, self.clock(), self._queues[partition]
         arrival: Arrival | None = None
         for message in messages:
-            if arrival is None or message.appended:  # all messages of a spool arrive now
+            if arrival is None or message.appended not in (0, arrival.time):  # all messages of a spool arrive now
                 arrival = self._arrival_of(message, now, live)
             item = self._decode(message, arrival)
             if partition.spooled and isinstance(item.body, DeadLetter) and item.body.rule == NEWER:
                 self._newer_spools.add(partition)
                 break
             queue.append(item)
-            self.offsets.fetched[partition] = message.offset + 1
             size += item.size
             if size > 8 * self._fetch_bytes:
                 break  # highly compressed messages are decoded a few at a time
+        if queue:
+            self.offsets.fetched[partition] = queue[-1].message.offset + 1
 
     def _decode(self, message: Message, arrival: Arrival) -> Item:
         confirm = self.admission.sender_check.check_sender
         if message.partition.topic == OTLP:
             return self._foreign.decode(message, arrival, confirm)
-        return decode_item(message, self._columns, self._valid_shapes, arrival, confirm)
+        measure = self.senders.measure_clock
+        return decode_item(message, self._columns, self._valid_shapes, arrival, measure, confirm)
 
     def _arrival_of(self, message: Message, now: int, live: bool) -> Arrival:
         """Arrival time of a message: the broker's, else now. live: everything before it was read already."""
-        time, exact = message.appended or now, live or message.appended > 0
-        return Arrival(
-            time, time + self.senders.bound, lambda node, sent: self.senders.measure_clock(node, sent, time, exact)
-        )
+        time = message.appended or now
+        return Arrival(time, time + self.senders.bound, live or message.appended > 0)
 
     def _merge(self) -> list[Item]:
         """Removes whole messages from the queues, in order of event time, up to one commit."""
@@ -451,44 +451,48 @@ class Ingest:
         for letter, _ in writes.letters:
             self.transport.send_dead_letter(letter.message, letter.reason)
         self.counters["messages_moved"] += sum(item.shift != 0 for item in fresh)
-        if all(run[0].message.partition.spooled for _, run in writes.accepted):
-            for sender, run in writes.accepted:
-                self._record_run(sender[1], run) if sender else self._record_times(run[0], writes.now)
-        else:  # the brokers' append times are compared between senders
-            for item in fresh:
-                self._record_times(item, writes.now)
+        self._record_newest(fresh)
+        if any(item.message.appended for item in fresh):  # append times are compared between senders, in their order
+            self._catch_up.record_messages(list_times(fresh), writes.now, self.senders.newest)
+        for sender, run in writes.accepted:
+            self._record_run(sender[1], run) if sender else self._record_times(run[0])
         for partition, next_offset in writes.next_offsets.items():
             if partition in self._gaps and self._gaps[partition].next_offset == next_offset:
                 del self._gaps[partition]
             self.transport.commit_offset(partition, next_offset)
 
+    def _record_newest(self, fresh: Iterable[Item]) -> None:
+        """Records the event times of stored telemetry for its partitions. Letters arrived long before."""
+        last: dict[int, Item] = {}  # by identity: a partition's hash costs as much as all of this
+        for item in fresh:
+            if item.newest is not None:
+                known = last.get(at := id(item.message.partition))
+                if known is None or item.newest > (known.newest or 0):
+                    last[at] = item
+        for item in last.values():
+            partition, newest = item.message.partition, item.newest or 0
+            if not item.is_letter:
+                self._newest[partition] = max(self._newest.get(partition, newest), newest)
+
     def _record_run(self, node: str, run: Sequence[Item]) -> None:
-        """Records the event times of stored telemetry of one spool."""
-        arrived, partition = run[-1].arrived, run[-1].message.partition
+        """Records the event times of stored telemetry of one spool for its sender."""
+        arrived = run[-1].arrived
         times = [item.newest for item in run if item.newest is not None]
-        ticks = [tick for item in run if (tick := item.tick)]
+        ticks = [tick for item in run if item.newest != item.time and (tick := item.tick)]
         self._agents.record(node, arrived)
-        self._newest[partition] = max(self._newest.get(partition, times[0]), *times)
         self.senders.record_telemetry(node, arrived, times, ticks[-1] if ticks else 0)
 
-    def _record_times(self, item: Item, now: int) -> None:
-        """Records the event times of a stored message for its partition and sender."""
-        partition, newest = item.message.partition, item.newest
-        if item.is_letter:  # it arrived long before
+    def _record_times(self, item: Item) -> None:
+        """Records the event times of a stored message for its sender."""
+        if item.is_letter:
             return
         if isinstance(item.body, EventBatch):
             self.senders.record_disk_events(item.body.origin.node, item.arrived, item.body.events)
             self.senders.record_message(item.body.origin.node, item.arrived, None)
-        if isinstance(item.body, ForeignBatch):
+        elif isinstance(item.body, ForeignBatch):
             for samples in item.body.nodes:
                 self.senders.record_message(samples.part.layout.node, item.arrived, int(samples.times[-1]))
-            if newest is not None:
-                self._newest[partition] = max(self._newest.get(partition, newest), newest)
-        if newest is None or not isinstance(item.body, wire.Body):
-            return
-        node = item.body.layout.node
-        self._agents.record(node, item.arrived)
-        if item.message.appended:
-            self._catch_up.record_message(node, newest, item.message.appended, now, self.senders.newest)
-        self._newest[partition] = max(self._newest.get(partition, newest), newest)
-        self.senders.record_message(node, item.arrived, newest, item.tick)
+        elif isinstance(item.body, wire.Body):
+            node = item.body.layout.node
+            self._agents.record(node, item.arrived)
+            self.senders.record_message(node, item.arrived, item.newest, item.tick)

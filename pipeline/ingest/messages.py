@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,15 +24,19 @@ NEWER = "newer"  # rule of messages that only an upgraded pipeline can read
 
 
 class Arrival(NamedTuple):
-    """Arrival time of a message (us), and the correction of its times.
+    """Arrival time of a message (us).
 
-    latest:  upper bound of its event times: arrival plus the clock bound.
-    measure: (node, sent) -> how far its times are shift back (Senders.measure_clock).
+    latest: upper bound of its event times: arrival plus the clock bound.
+    exact: whether `time` is exact. Otherwise the message may have waited for us.
     """
 
     time: int
     latest: int
-    measure: Callable[[str, int], int]
+    exact: bool
+
+
+MeasureClock = Callable[[str, int, int, bool], int]
+"""(node, sent, arrived, exact) -> how far the times of a message are moved back (Senders.measure_clock)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Item(NamedTuple):
 
     rows: class -> number of rows.  excluded: entities whose rows are not stored (admission.py).
     arrived: arrival time (us).  shift: how far its times were shifted back, because of a wrong clock.
+    size: bytes of the message and of its decompressed body.
     """
 
     message: Message
@@ -71,6 +76,7 @@ class Item(NamedTuple):
     newest: int | None
     rows: Mapping[str, int]
     samples: int
+    size: int
     arrived: int = 0
     shift: int = 0
     excluded: frozenset[str] = frozenset()
@@ -87,15 +93,10 @@ class Item(NamedTuple):
             return 0
         return (self.newest - self.time) // (self.body.ticks - 1)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the message and of its decompressed body."""
-        return len(self.message.value) + (len(self.body.data) if isinstance(self.body, wire.Body) else 0)
-
     @classmethod
     def from_dead_letter(cls, letter: DeadLetter) -> Item:
         """An item without content."""
-        return cls(letter.message, letter, 0, None, {}, 0)
+        return cls(letter.message, letter, 0, None, {}, 0, len(letter.message.value))
 
 
 def decode_item(
@@ -103,6 +104,7 @@ def decode_item(
     columns: ColumnLimits,
     sound: set[wire.Shape],
     arrival: Arrival,
+    measure: MeasureClock,
     confirm: Callable[[Message, str | None], None],
 ) -> Item:
     """Decodes and checks a message and corrects its times; the body is a DeadLetter if that fails.
@@ -115,13 +117,13 @@ def decode_item(
         if envelope.kind == wire.EVENTS_KIND:
             batch = wire.decode_events(message.value)
             confirm(message, batch.origin.node)
-            return _build_event_item(message, batch, envelope.sent, arrival)
+            return _build_event_item(message, batch, envelope.sent, arrival, measure)
         body = wire.open_telemetry(message.value, envelope)
         confirm(message, body.layout.node)
         if body.layout.shape not in sound:
             columns.check_signals(body.layout.node, body.layout.shape)
             sound.add(body.layout.shape)
-        return _build_telemetry_item(message, body, arrival)
+        return _build_telemetry_item(message, body, arrival, measure)
     except NewerWireError as error:
         return Item.from_dead_letter(DeadLetter(message, str(error), NEWER))
     except Rejected as error:
@@ -139,14 +141,15 @@ def open_envelope(message: Message, confirm: Callable[[Message, str | None], Non
         raise
 
 
-def _build_event_item(message: Message, batch: EventBatch, sent: int, arrival: Arrival) -> Item:
+def _build_event_item(message: Message, batch: EventBatch, sent: int, arrival: Arrival, measure: MeasureClock) -> Item:
     """An item of events; each event time is limited to `latest`, since an event may announce a future time."""
-    shift = arrival.measure(batch.origin.node, sent)
+    shift = measure(batch.origin.node, sent, arrival.time, arrival.exact)
     events = tuple(_shift_event(event, shift, arrival.latest) for event in batch.events)
     stamps = [event.time for event in events] or [EARLIEST]
     _check_times(min(stamps))
     batch = replace(batch, events=events)
-    return Item(message, batch, stamps[0], None, {"events": len(events)}, 0, arrival.time, shift)
+    rows, size = {"events": len(events)}, len(message.value)
+    return Item(message, batch, stamps[0], None, rows, 0, size, arrival.time, shift)
 
 
 def _shift_event(event: Event, shift: int, latest: int) -> Event:
@@ -159,17 +162,19 @@ def _shift_event(event: Event, shift: int, latest: int) -> Event:
     return replace(event, time=time, data=data)
 
 
-def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -> Item:
+def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival, measure: MeasureClock) -> Item:
     """An item of telemetry; all ticks are shifted by the same amount, to keep their distances."""
+    arrived, latest, exact = arrival
     first = body.oldest_time
     last = body.newest_time if body.ticks > 1 else first
-    shift = max(arrival.measure(body.layout.node, body.envelope.sent), last - arrival.latest)
+    shift = max(measure(body.layout.node, body.envelope.sent, arrived, exact), last - latest)
     if shift:
         stamps = np.frombuffer(body.data, "<i8", body.ticks)
-        body = body._replace(data=memoryview((stamps - shift).tobytes() + body.data[stamps.nbytes :]))
-    _check_times(first - shift)
-    plan = body.plan
-    return Item(message, body, first - shift, last - shift, plan.rows, plan.samples, arrival.time, shift)
+        body = body._replace(data=(stamps - shift).tobytes() + body.data[stamps.nbytes :])
+        first, last = first - shift, last - shift
+    _check_times(first)
+    plan, size = body.plan, len(message.value) + len(body.data)
+    return Item(message, body, first, last, plan.rows, plan.samples, size, arrived, shift)
 
 
 def _check_times(first: int) -> None:
@@ -201,3 +206,17 @@ def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collecti
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})
             out.append(rows if not excluded else select_rows(rows, device != EXCLUDED))
     return [rows for rows in out if len(rows.time)]
+
+
+def list_times(items: Iterable[Item]) -> list[tuple[str, int, int]]:
+    """(node, newest event time, append time or 0) of telemetry in its order, without that of letters."""
+    found: list[tuple[str, int, int]] = []
+    for item in items:
+        body, newest = item.body, item.newest
+        if newest is None or item.is_letter:
+            continue
+        if isinstance(body, wire.Body):
+            found.append((body.layout.node, newest, item.message.appended))
+        elif isinstance(body, ForeignBatch):
+            found += [(samples.part.layout.node, int(samples.times[-1]), 0) for samples in body.nodes]
+    return found

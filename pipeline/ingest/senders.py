@@ -111,11 +111,13 @@ class Senders:
 
     def measure_clock(self, node: str, sent: int, arrived: int, exact: bool) -> int:
         """How far the times of a message are moved back (us): see `SenderClock.measure_message`."""
-        if node not in self._clocks:
+        clock = self._clocks.get(node)
+        if clock is None:
             self._make_room()
-            self._clocks[node] = SenderClock()
-        exact = exact and not 0 <= arrived - self._slow_disks.get(node, -SLOW_DISK) < SLOW_DISK
-        return self._clocks[node].measure_message(sent, arrived, exact, self.bound)
+            clock = self._clocks[node] = SenderClock()
+        if exact and self._slow_disks:
+            exact = not 0 <= arrived - self._slow_disks.get(node, -SLOW_DISK) < SLOW_DISK
+        return clock.measure_message(sent, arrived, exact, self.bound)
 
     def record_disk_events(self, node: str, arrived: int, events: Iterable[Event]) -> None:
         """Records stored disk_slow events of `node`."""
@@ -298,6 +300,22 @@ class CatchUp:
         self._lateness = lateness
         self._newest: int | None = None  # newest event time, except of clocks that are ahead
         self._catching_up: dict[str, _CatchingUp] = {}
+
+    def record_messages(self, messages: Sequence[tuple[str, int, int]], now: int, known: Mapping[str, int]) -> None:
+        """Records the messages of a commit in their order: (node, newest event time, append time; 0: unknown).
+
+        known: newest event time of every node before them.
+        """
+        delays = [(newest, appended - newest) for _, newest, appended in messages if appended]
+        late = any(delay > self._lateness for _, delay in delays)
+        if self._newest is not None and not self._catching_up and not late:
+            self._newest = max([self._newest, *(newest for newest, delay in delays if delay >= -self._lateness)])
+            return
+        newest_of = dict(known)
+        for node, newest, appended in messages:
+            if appended:
+                self.record_message(node, newest, appended, now, newest_of)
+            newest_of[node] = max(newest, newest_of.get(node, newest))
 
     def record_message(self, node: str, newest: int, appended: int, now: int, known: Mapping[str, int]) -> None:
         """Records a message of `node` with event times up to `newest`, appended by the broker at `appended`.

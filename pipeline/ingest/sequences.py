@@ -41,6 +41,20 @@ class _Window:
         if sequence > self._newest - WINDOW:
             self._checksums[sequence % WINDOW] = found
 
+    def add_checksums(self, numbers: Sequence[int], found: Sequence[int]) -> None:
+        """Stores the checksums of at most WINDOW messages with ascending sequence numbers."""
+        first, count = numbers[0], len(numbers)
+        follows = first == self._newest + 1 or (count == WINDOW and first > self._newest)
+        if not follows or numbers[-1] - first != count - 1:
+            for sequence, checksum in zip(numbers, found, strict=True):
+                self.add_checksum(sequence, checksum)
+            return
+        at = first % WINDOW
+        space = min(WINDOW - at, count)
+        self._checksums[at : at + space] = array("I", found[:space])
+        self._checksums[: count - space] = array("I", found[space:])
+        self._newest = numbers[-1]
+
     def checksum_of(self, sequence: int) -> int:
         """The checksum of a message; 0 if unknown."""
         return self._checksums[sequence % WINDOW] if self._newest - WINDOW < sequence <= self._newest else 0
@@ -73,8 +87,7 @@ class RecentMessages:
                 self._windows.popitem(last=False)
         else:
             self._windows.move_to_end(sender)
-        for sequence, message in zip(numbers[-WINDOW:], messages[-WINDOW:], strict=True):
-            window.add_checksum(sequence, read_checksum(message))
+        window.add_checksums(numbers[-WINDOW:], [read_checksum(message) for message in messages[-WINDOW:]])
 
     def is_repeat(self, sender: Sender, sequence: int, message: bytes, made: int | None, newest: int | None) -> bool:
         """Whether a message with a known sequence number is a repeat; a different message is recorded.

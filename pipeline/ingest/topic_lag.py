@@ -49,12 +49,13 @@ class TopicLags:
         """Adds the messages of a commit at `now`. Those of dead letters that were read again are left out."""
         found: dict[str, list[int]] = {}
         for item in items:
-            if not item.is_letter:
-                newest = item.time if item.newest is None else item.newest
-                found.setdefault(item.message.partition.topic, []).append(max(0, now - newest))
+            partition, newest = item.message.partition, item.newest
+            if partition.incarnation:  # not a letter
+                found.setdefault(partition.topic, []).append(item.time if newest is None else newest)
         with self._lock:
-            for topic, lags in found.items():
-                commit = _Commit(now, len(lags), lags[:: -(-len(lags) // SAMPLED)], max(lags))
+            for topic, times in found.items():
+                lags = [max(0, now - time) for time in times[:: -(-len(times) // SAMPLED)]]
+                commit = _Commit(now, len(times), lags, max(0, now - min(times)))
                 self._commits.setdefault(topic, deque(maxlen=MAX_COMMITS)).append(commit)
 
     def summarize(self, now: int) -> dict[str, TopicLag]:

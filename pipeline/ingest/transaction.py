@@ -59,8 +59,8 @@ class TransactionWrites:
     measured: set[str] = field(default_factory=set)  # nodes with admitted telemetry, except of reread letters
     has_reported_loss: bool = False  # whether an agent reported dropped messages
     accepted: list[tuple[Sender | None, list[Item]]] = field(default_factory=list)  # what is stored, as join_runs does
-    # by topic and node: epoch and highest sequence number of the messages in runs
-    _reached: dict[tuple[str, str], tuple[bytes, int]] = field(default_factory=dict)
+    # by topic and node: epoch, highest sequence number and sender of the messages in runs
+    _reached: dict[tuple[str, str], tuple[bytes, int, Sender]] = field(default_factory=dict)
 
     def record_lost(self, partition: Partition, gap: GapError) -> None:
         """Records offsets that the transport has lost."""
@@ -74,8 +74,7 @@ class TransactionWrites:
 
     def accept_items(self, items: Sequence[Item], admission: Admission) -> list[Item]:
         """The parts of messages to store; records duplicates, letters and gaps."""
-        for message in (item.message for item in items if not item.is_letter):
-            self._advance_offset(message.partition, message.offset, message.offset + 1)
+        self._advance_offsets(item.message for item in items)
         kept: dict[int, Item] = {}  # by id of the whole item
         for sender, run in join_runs(items, lambda item: self._find_sender(item, admission)):
             if sender is not None:
@@ -85,22 +84,22 @@ class TransactionWrites:
             elif (part := self._accept_item(run[0], admission)) is not None:
                 kept[id(run[0])] = part
                 self.accepted.append((None, [part]))
-        return [kept[id(item)] for item in items if id(item) in kept]
+        return [item for item in map(kept.get, map(id, items)) if item is not None]
 
     def _find_sender(self, item: Item, admission: Admission) -> Sender | None:
         """The sender of new telemetry that concerns no other sender and no other spool of its node; else None."""
         message, body = item.message, item.body
         if not isinstance(body, wire.Body) or item.newest is None or item.is_letter:
             return None
-        layout, envelope = body.layout, body.envelope
-        stream, epoch, sequence = (message.partition.topic, layout.node), envelope.epoch, envelope.sequence
-        spool, reached = self._reached.get(stream, (epoch, -1))
-        sender = *stream, epoch.hex()
+        layout, (_, _, epoch, sequence, _) = body.layout, body.envelope
+        stream = message.partition.topic, layout.node
+        known = self._reached.get(stream)
+        spool, reached, sender = known or (epoch, -1, (*stream, epoch.hex()))
         if spool != epoch or sequence <= reached or sequence <= self._mark_of(sender):
             return None
         if not admission.is_settled(layout, min(item.newest, message.appended or self.now)):
             return None
-        self._reached[stream] = epoch, sequence
+        self._reached[stream] = epoch, sequence, sender
         return sender
 
     def _accept_run(self, sender: Sender, run: Sequence[Item], admission: Admission) -> None:
@@ -116,8 +115,7 @@ class TransactionWrites:
         arrivals = [message.appended or self.now for message in messages]
         sent = max(min(e.sent, arrived + _MAX_AHEAD) for e, arrived in zip(envelopes, arrivals, strict=True))
         self.sent[sender] = max(sent, self.sent.get(sender, self.offsets.sent.get(sender)) or 0)
-        newest = (item.newest or 0 for item in run)
-        admission.record_settled(sender[1], max(map(min, newest, arrivals)))
+        admission.record_settled(sender[1], max(map(min, [item.newest or 0 for item in run], arrivals)))
         self.measured.add(sender[1])
         self.counters["messages"] += len(run)
 
@@ -244,6 +242,19 @@ class TransactionWrites:
     def _advance_offset(self, partition: Partition, first: int, after: int) -> None:
         self.first_offsets.setdefault(partition, first)
         self.next_offsets[partition] = after
+
+    def _advance_offsets(self, messages: Iterable[Message]) -> None:
+        """Advances the partitions of messages, each in its own order; letters have none."""
+        first: dict[int, Message] = {}  # by identity: a partition's hash costs as much as all of this
+        last: dict[int, Message] = {}
+        for message in messages:
+            at = id(message.partition)
+            if at not in first:
+                first[at] = message
+            last[at] = message
+        for at, message in first.items():
+            if message.partition.incarnation:
+                self._advance_offset(message.partition, message.offset, last[at].offset + 1)
 
     def _advance_mark(self, partition: Partition, sequence: int) -> None:
         """Advances the mark of a spool, where the offset is the sequence number, so that no gap appears."""

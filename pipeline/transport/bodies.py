@@ -27,6 +27,8 @@ _PLANS = 256  # kept per shape
 _TIME = np.dtype("<i8")
 I64 = struct.Struct("<q")
 """A time or another whole number in a body."""
+_MODES = bytes(range(len(packing.SCALES)))
+"""All modes of columns."""
 _SIZES = {"u1": 1, "u2": 2, "u4": 4, "u8": 8, "f4": 4, "f8": 8}
 
 
@@ -47,7 +49,7 @@ class Body(NamedTuple):
     boot_id: bytes
     layout: Layout
     ticks: int
-    data: memoryview
+    data: bytes
     plan: Plan
 
     @property
@@ -85,7 +87,7 @@ class Plan(Protocol):
     rows: Mapping[str, int]
     samples: int
 
-    def check(self, data: memoryview) -> None:
+    def check(self, data: bytes) -> None:
         """Raises WireError if a body of the right size cannot be decoded."""
 
     def decode(self, bodies: Sequence[Body]) -> Iterator[DecodedGroup]:
@@ -138,7 +140,7 @@ class PlainPlan:
         self.rows: Mapping[str, int] = _count_rows((c, devices * ticks) for c, devices, _ in shape.blocks)
         self.samples = ticks * sum(devices * len(signals) for _, devices, signals in shape.blocks)
 
-    def check(self, data: memoryview) -> None:
+    def check(self, data: bytes) -> None:
         """See `Plan.check`: any values can be decoded."""
 
     def decode(self, bodies: Sequence[Body]) -> Iterator[DecodedGroup]:
@@ -226,10 +228,10 @@ class PackedPlan:
             (group.device_class, shape.blocks[next(iter(group.blocks))][1] * len(group.ticks)) for group in self._groups
         )
 
-    def check(self, data: memoryview) -> None:
+    def check(self, data: bytes) -> None:
         """See `Plan.check`: modes that do not exist."""
-        if (modes := bytes(data[self._modes])) and max(modes) >= len(packing.SCALES):
-            raise WireError(f"mode {max(modes)} of a column, expected at most {len(packing.SCALES) - 1}")
+        if wrong := data[self._modes].translate(None, _MODES):
+            raise WireError(f"mode {max(wrong)} of a column, expected at most {len(packing.SCALES) - 1}")
 
     def decode(self, bodies: Sequence[Body]) -> Iterator[DecodedGroup]:
         """See `Plan.decode`. A row has the signals of all blocks of its class that have its tick."""

@@ -81,9 +81,13 @@ LAYOUTS = 256
 MAGIC, EPOCH_AT, _VERSION_AT = b"FPW", 8, 3
 """First bytes of a message, and the position of the 16-byte epoch."""
 _ENVELOPE = struct.Struct("<3sBBBH16sQqI")
+_SEALED = struct.Struct(_ENVELOPE.format + "I")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<16sII")
 ENVELOPE_BYTES = _ENVELOPE.size + _CRC.size
+_FRAME, _SMALL = b"\x28\xb5\x2f\xfd", (1, 2, 3)
+"""First bytes of a zstd frame, and how the next one begins if the frame has the size of its content in one or two
+bytes: at most 65,791 bytes (RFC 8878, 3.1.1.1)."""
 _TIME = np.dtype("<i8")
 _FEW_TICKS = 64  # up to so many, numbers are compared faster than arrays; measured
 _CODES = {np.dtype(order + code): code for code in TYPES for order in "<>"}
@@ -209,25 +213,24 @@ def _type_code(values: NDArray[Any]) -> str:
 
 def open_envelope(message: bytes | memoryview) -> Envelope:
     """Envelope of a message with a valid checksum. Raises WireError otherwise, NewerWireError for a newer version."""
-    check_not_newer(message)
     if len(message) < ENVELOPE_BYTES:
+        check_not_newer(message)
         raise WireError(f"message of {len(message)} bytes, expected at least {ENVELOPE_BYTES}: truncated")
-    magic, version, kind, flags, _, epoch, sequence, sent, length = _ENVELOPE.unpack_from(message)
+    magic, version, kind, flags, _, epoch, sequence, sent, length, wanted = _SEALED.unpack_from(message)
     if magic != MAGIC:
         raise WireError(f"message begins with {magic!r}, expected b'FPW': not written by Fleetpulse")
     if not 0 < version <= (VERSION if kind == TELEMETRY_KIND else EVENTS_VERSION):
+        check_not_newer(message)
         raise WireError(f"wire version {version} of kind {kind}, expected 1 to {VERSION}: upgrade the older side")
     if length != len(message) - ENVELOPE_BYTES:
         raise WireError(f"body of {len(message) - ENVELOPE_BYTES} bytes, expected {length}: truncated or joined")
-    wanted = _CRC.unpack_from(message, _ENVELOPE.size)[0]
-    view = memoryview(message)
-    if zlib.crc32(view[ENVELOPE_BYTES:], zlib.crc32(view[: _ENVELOPE.size])) != wanted:
+    if zlib.crc32(message[ENVELOPE_BYTES:], zlib.crc32(message[: _ENVELOPE.size])) != wanted:
         raise WireError("checksum does not match: the message was damaged in transit")
     if kind not in (TELEMETRY_KIND, EVENTS_KIND, REQUEST_KIND) or flags > 1:
         raise WireError(f"kind {kind} with flags {flags}, expected kind 1 to 3 with flags 0 or 1")
     if not 0 <= sent < MAX_TIME or sequence > MAX_SEQUENCE:
         raise WireError(f"sent {sent} us, sequence {sequence}: expected years 1970 to 9999 and at most {MAX_SEQUENCE}")
-    return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
+    return Envelope(kind, flags == 1, epoch, sequence, sent)
 
 
 def check_not_newer(message: bytes | memoryview) -> None:
@@ -255,7 +258,7 @@ def read_checksum(message: bytes | memoryview) -> int:
 class _Opening:
     """How a telemetry body begins: bodies that begin alike have the same layout and plan.
 
-    start: boot id, ticks and layout, as in the body.
+    start: boot id, ticks and layout, as in the body.  size: of the body.  masks: those of the plan, and where they are.
     """
 
     version: int
@@ -264,6 +267,8 @@ class _Opening:
     layout: Layout
     ticks: int
     plan: Plan
+    size: int
+    masks: tuple[bytes, int]
 
     @classmethod
     def read(cls, version: int, raw: bytes) -> _Opening:
@@ -273,16 +278,16 @@ class _Opening:
         plan = find_plan(layout.shape, version, ticks, data)
         if len(data) != plan.size:
             raise WireError(f"{len(data)} bytes of values for {ticks} ticks, expected {plan.size} by the layout")
-        return cls(version, raw[: len(raw) - plan.size], boot_id, layout, ticks, plan)
+        start = raw[: len(raw) - plan.size]
+        return cls(version, start, boot_id, layout, ticks, plan, len(raw), (plan.masks, len(start) + 8 * ticks))
 
     def fits(self, version: int, raw: bytes) -> bool:
         """Whether a decompressed body begins like this, and has this length."""
-        start, plan = self.start, self.plan
         return (
-            len(raw) == len(start) + plan.size
+            len(raw) == self.size
             and version == self.version
-            and raw.startswith(start)
-            and raw.startswith(plan.masks, len(start) + 8 * self.ticks)
+            and raw.startswith(self.start)
+            and raw.startswith(*self.masks)
         )
 
 
@@ -300,13 +305,13 @@ def open_telemetry(message: bytes | memoryview, envelope: Envelope | None = None
     if opening is None or not opening.fits(version, raw):
         opening = _Opening.read(version, raw)
         codecs.keep_opening(raw[:_ABOUT], opening)
-    data = memoryview(raw)[len(opening.start) :]
+    data = raw[len(opening.start) :]
     _check_times(data, opening.ticks)
     opening.plan.check(data)
     return Body(envelope, opening.boot_id, opening.layout, opening.ticks, data, opening.plan)
 
 
-def _check_times(data: memoryview, ticks: int) -> None:
+def _check_times(data: bytes, ticks: int) -> None:
     if ticks == 1:
         sound = 0 <= I64.unpack_from(data)[0] < MAX_TIME
     elif ticks <= _FEW_TICKS:
@@ -398,11 +403,12 @@ def decode_together(bodies: Sequence[Body]) -> Iterator[DecodedGroup]:
 
 def _decompress(message: bytes | memoryview, decompressor: zstandard.ZstdDecompressor) -> bytes:
     """The decompressed body. Never allocates more than MAX_BODY."""
-    frame = memoryview(message)[ENVELOPE_BYTES:]
+    frame = message[ENVELOPE_BYTES:]
     try:
-        size = zstandard.get_frame_parameters(frame).content_size
-        if size > MAX_BODY:  # an unknown size is the highest u64, which is refused too
-            raise WireError(f"body of {size} bytes when decompressed, expected at most {MAX_BODY}")
+        if frame[:4] != _FRAME or len(frame) < 5 or frame[4] >> 5 not in _SMALL:
+            size = zstandard.get_frame_parameters(frame).content_size
+            if size > MAX_BODY:  # an unknown size is the highest u64, which is refused too
+                raise WireError(f"body of {size} bytes when decompressed, expected at most {MAX_BODY}")
         return decompressor.decompress(frame, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise WireError(f"body is not a valid zstd frame: {error}") from error

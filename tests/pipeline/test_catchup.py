@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.ingest.senders import MAX_WAIT, OUTAGE_SPREAD, CatchUp
 from pipeline.model.records import SECOND
@@ -108,3 +110,29 @@ def test_a_slow_clock_delays_others_by_no_more_than_its_error() -> None:
         fleet.send("a", T0 + OUTAGE + i * SECOND)
         fleet.send("slow clock", T0 + OUTAGE + i * SECOND - slow, after=SECOND)
         assert fleet.hold is None or fleet.hold >= fleet.clock - slow - 2 * SECOND
+
+
+sent = st.tuples(
+    st.sampled_from("abc"),
+    st.sampled_from((0, 5, 20, 29, 31, 100, 595, 600, 629, 631, 700)),
+    st.sampled_from((0, 1, 1, 1)),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.lists(sent, max_size=6)), max_size=8))
+def test_the_messages_of_a_commit_are_recorded_as_one_by_one(
+    commits: list[tuple[int, list[tuple[str, int, int]]]],
+) -> None:
+    """Each message: node, seconds after T0 of its newest event, and whether its append time is known."""
+    together, alone = Fleet("a", "b"), Fleet("a", "b")
+    for after, messages in commits:
+        now = together.clock = alone.clock = together.clock + after * SECOND
+        found = [(node, T0 + at * SECOND, now if known else 0) for node, at, known in messages]
+        together.catch_up.record_messages(found, now, together.newest)
+        for node, newest, appended in found:
+            if appended:
+                alone.catch_up.record_message(node, newest, appended, now, alone.newest)
+            alone.newest[node] = max(newest, alone.newest.get(node, newest))
+        together.newest = dict(alone.newest)
+        assert (together.hold, together.catch_up._newest) == (alone.hold, alone.catch_up._newest)
+        assert together.catch_up._catching_up == alone.catch_up._catching_up

@@ -135,3 +135,15 @@ def test_a_partition_that_disappears_holds_nothing_back(harness: BacklogHarness)
     harness.send("b", harness.clock, TWO)
     assert harness.drain() is None
     assert harness.ingest.newest() == harness.clock
+
+
+def test_each_partition_of_a_sender_keeps_its_own_newest_time(harness: BacklogHarness) -> None:
+    """A topic got more partitions: messages of one sender, accepted together, lie in two of them."""
+    harness.send("a", T0)
+    harness.drain()
+    harness.send("a", T0 + 1 * SECOND, ONE)
+    harness.send("a", T0 + 2 * SECOND, TWO)
+    harness.send("a", T0 + 3 * SECOND, ONE)
+    assert harness.drain() is None
+    assert harness.ingest._newest == {ONE: T0 + 3 * SECOND, TWO: T0 + 2 * SECOND}
+    assert harness.ingest.newest() == T0 + 3 * SECOND

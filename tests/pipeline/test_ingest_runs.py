@@ -52,8 +52,8 @@ class Intake:
 
     def decode(self, message: Message, now: int) -> Item:
         time = message.appended or now
-        arrival = Arrival(time, time + 5 * SECOND, lambda node, sent: 0)
-        return decode_item(message, self.columns, self.shapes, arrival, self.admission.sender_check.check_sender)
+        arrival, confirm = Arrival(time, time + 5 * SECOND, False), self.admission.sender_check.check_sender
+        return decode_item(message, self.columns, self.shapes, arrival, lambda *_: 0, confirm)
 
     def accept(self, messages: Sequence[Message], now: int) -> dict[str, object]:
         """Accepts messages as one durable transaction; returns everything that it recorded."""

@@ -17,7 +17,7 @@ def item(lag_s: float, now: int = NOW, topic: str = TELEMETRY, incarnation: str 
     """Returns a message whose newest reading is `lag_s` old at `now`."""
     newest = now - int(lag_s * SECOND)
     message = Message(Partition(topic, "n1", incarnation), 0, b"")
-    return cast(Item, Item(message, None, newest - 9 * SECOND, newest, {}, 0))  # type: ignore[arg-type]
+    return cast(Item, Item(message, None, newest - 9 * SECOND, newest, {}, 0, 0))  # type: ignore[arg-type]
 
 
 def test_ingest_measures_from_the_newest_reading_to_the_commit_by_topic(site: Site) -> None:
