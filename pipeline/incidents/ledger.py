@@ -87,8 +87,7 @@ LEFT JOIN (SELECT incident, max(number) AS number FROM history WHERE incident IN
            GROUP BY incident) h USING (incident)
 """
 NOT_CONFIGURED = "the receiver is no longer configured"
-ACKNOWLEDGED_AWAY = "acknowledged before it arrived"
-"""Answers of messages that were never sent for that reason. A receiver may have taken the latter without an answer."""
+"""Answer of messages that were never sent for that reason."""
 _NEWEST_PAYLOADS = f"""
 SELECT incident, receiver, max(number),
     arg_max(kind, number) FILTER (kind <> 'update' AND NOT (state = 'dead' AND answer = '{NOT_CONFIGURED}'))
@@ -233,11 +232,6 @@ def load_lives(connection: duckdb.DuckDBPyConnection, since: int) -> list[Incide
 def load_incident(connection: duckdb.DuckDBPyConnection, id_: str) -> Incident | None:
     """Returns one incident, None if it is not stored."""
     return next(iter(_load(connection, "WHERE id = $1", [id_])), None)
-
-
-def load_incidents(connection: duckdb.DuckDBPyConnection, ids: Sequence[str]) -> list[Incident]:
-    """Returns those of the incidents that are stored."""
-    return _load(connection, "WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(ids)]) if ids else []
 
 
 def count_history(connection: duckdb.DuckDBPyConnection, id_: str) -> int:

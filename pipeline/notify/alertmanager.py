@@ -109,8 +109,8 @@ def make_body(
         "status": "firing" if any(a["status"] == "firing" for a in alerts) else "resolved",
         "receiver": receiver,
         "groupLabels": dict(group),
-        "commonLabels": find_common([a["labels"] for a in alerts]),
-        "commonAnnotations": find_common([a["annotations"] for a in alerts]),
+        "commonLabels": _common_items([a["labels"] for a in alerts]),
+        "commonAnnotations": _common_items([a["annotations"] for a in alerts]),
         "externalURL": external_url,
         "notification_reason": reason,
         "routeLabels": {},
@@ -170,8 +170,7 @@ def hash_fnv1a(data: bytes) -> int:
     return value
 
 
-def find_common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Returns what all tables have in common: `commonLabels` of labels, `commonAnnotations` of annotations."""
+def _common_items(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return {k: v for k, v in tables[0].items() if all(t.get(k) == v for t in tables)}
 
 
@@ -269,10 +268,6 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [ended, firing], "firing", now)
             if not is_same or name not in acknowledged:
                 yield from self._acknowledge_again(name, change, firing, now)
-
-    def renew(self, incident: Incident, alert: Mapping[str, Any]) -> Alert:
-        """Returns an alert that fires, with the texts of its incident as it is now."""
-        return self._alert(incident, alert["labels"])
 
     def label(self, incident: Incident, is_new: bool = False) -> dict[str, str]:
         """Returns the labels of an incident's alert. is_new: none was stored before."""

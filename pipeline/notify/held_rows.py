@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import duckdb
 
-from pipeline.incidents.ledger import ACKNOWLEDGED_AWAY, skip_silenced
+from pipeline.incidents.ledger import skip_silenced
 from pipeline.notify.groups import read_group
 from pipeline.notify.inhibited_messages import HeldMessage, Settlement, parse_held
 
@@ -16,9 +16,8 @@ _ROWS = """
 SELECT id, incident, kind, payload, epoch_us(created), number FROM outbox
 WHERE id IN (SELECT unnest($1::VARCHAR[])) AND state = 'held' ORDER BY created, incident, number
 """
-_SENT_ALONE = f"""
-SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update'
-AND (state IN ('pending', 'delivered') OR (state = 'muted' AND answer = '{ACKNOWLEDGED_AWAY}'))
+_SENT_ALONE = """
+SELECT incident FROM outbox WHERE receiver = $1 AND kind <> 'update' AND state IN ('pending', 'delivered')
 AND part_of IS NULL AND incident IN (SELECT unnest($2::VARCHAR[])) GROUP BY incident
 HAVING arg_max(kind, number) = 'firing'
 """
@@ -30,11 +29,10 @@ _PENDING = """
 SELECT DISTINCT incident FROM outbox WHERE receiver = $1 AND state = 'pending'
 AND incident IN (SELECT unnest($2::VARCHAR[]))
 """
-_FIRING = f"""
+_FIRING = """
 SELECT o.incident, arg_max(o.payload ->> '$.alerts[#-1].fingerprint', o.number) FROM outbox o
 JOIN incidents i ON i.id = o.incident
-WHERE o.receiver = $1 AND o.incident IN (SELECT unnest($2::VARCHAR[])) AND o.kind <> 'update'
-AND (o.state <> 'muted' OR o.answer = '{ACKNOWLEDGED_AWAY}')
+WHERE o.receiver = $1 AND o.incident IN (SELECT unnest($2::VARCHAR[])) AND o.kind <> 'update' AND o.state <> 'muted'
 AND i.resolved IS NULL AND coalesce(json_array_length(i.life, '$.silenced_by'), 0) = 0 GROUP BY o.incident
 """
 _IN_OLD_GROUP = """

@@ -38,7 +38,6 @@ from pipeline.notify.retries import RETRY_S, Retries
 from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, PageWatch, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
-from pipeline.notify.waiting_messages import WaitingMessages
 from pipeline.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger("fleetpulse.notify")
@@ -112,7 +111,6 @@ class Notifier:
         )
         self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
-        self._waiting = {n: WaitingMessages(store, n, one, self._planner.renew) for n, one in self.receivers.items()}
         self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all, self._planner.is_for_people)
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self.list_receivers_of = self._planner.list_routed
@@ -276,7 +274,6 @@ class Notifier:
         if self._holding[name]:
             is_holding = self._held[name].release(self._clock())
             self._holding[name] = is_holding or self._rules.hold or name in self._undecided
-        self._waiting[name].judge_absent(health, self._clock())
         due = self._load_probe(name) if health.is_down else load_due(self._store, name, self._clock())
         if due:
             self._send_batch(name, due, ended)

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pipeline.incidents.ledger import ACKNOWLEDGED_AWAY
 from pipeline.notify.held_messages import Store
 from pipeline.notify.receivers import Message
 
@@ -35,11 +34,11 @@ TICKETS_S = 1.0
 """Longest time for which tickets are sent without a look at everything else (s). Chosen: group_wait is in seconds."""
 BATCH_SIZE = 500
 """Payloads read at a time. Chosen: reading them sorts all that wait."""
-_HEADS = f"""
+_HEADS = """
 SELECT o.id, o.incident, o.kind, o.body, o.attempts, epoch_us(o.created), coalesce(t.reference, ''),
     starts_with(o.incident, 'grp-')
-        OR o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND kind = 'firing' AND part_of IS NULL
-                          AND (state = 'delivered' OR (state = 'muted' AND answer = '{ACKNOWLEDGED_AWAY}'))),
+        OR o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind = 'firing'
+                          AND part_of IS NULL),
     o.incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'delivered' AND part_of IS NULL
                    AND incident IN (SELECT incident FROM outbox WHERE receiver = $1 AND state = 'pending')
                    GROUP BY incident HAVING arg_max(kind, number) = 'update'),
@@ -52,8 +51,7 @@ FROM (
 WHERE place = 1 AND epoch_us(next_attempt) <= $2
 ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
 """
-"""A group that pages again was acknowledged, so it fired, also where the row of that is no longer kept. So may a page
-have that was acknowledged before it arrived."""
+"""A group that pages again was acknowledged, so it fired, also where the row of that is no longer kept."""
 _PAGE = """
 SELECT count(*) FROM (
     SELECT incident, arg_min(next_attempt, number) AS due FROM outbox WHERE receiver = $1 AND state = 'pending'
