@@ -70,17 +70,24 @@ class RunningDesk(Desk):
                 self._case_ids.setdefault(key, case.incident.id)
 
     def reopen(self, incident_id: str, user: str, comment: str, time: int) -> Change:
-        """Reopens an incident until a person resolves it; ends what its resolution muted. Raises as `resolve`."""
+        """Reopens an incident until a person resolves it; ends what its resolution muted. What is in another open one
+        by now stays there. Raises as `resolve`, and Refused if that is all of it."""
         case = self._find_case(incident_id)
         if case.is_open:
             raise Refused(f"incident {incident_id}: is not resolved")
         if case.folded_into is not None or not case.conditions:
             raise Refused(f"incident {incident_id}: was merged into {case.folded_into}; split it there")
-        before = replace(case.incident)
+        before, elsewhere = replace(case.incident), self._find_elsewhere(case)
+        if len(elsewhere) == len(case.conditions):
+            raise Refused(f"incident {incident_id}: its findings are in {', '.join(sorted({*elsewhere.values()}))} now")
+        for key in elsewhere:
+            del case.conditions[key]
+            case.adopted.discard(key)
         for key in case.conditions:
             self._mutes.end(key[0], {case.incident.cause, self._causes.find_suspect(key[1])})
-            if key not in self._case_ids or not self._cases[self._case_ids[key]].is_open:
-                self._case_ids[key] = incident_id
+            self._case_ids[key] = incident_id
+        if elsewhere:
+            case.refresh_incident(self._causes, replace(before, cause=""), self.time)
         case.resolved_by_person, case.reopened, case.quiet_from = False, {*case.conditions}, self.time
         case.incident.resolved, case.incident.state, case.incident.updated = None, "open", time
         return case.make_change("reopened", before, user, comment, time)
@@ -122,12 +129,13 @@ class RunningDesk(Desk):
         if not 0 < len(moved) < len(case.conditions):
             members = ", ".join(case.list_members())
             raise Refused(f"incident {incident_id}: expected some of its members, not all: {members}")
+        elsewhere = self._find_elsewhere(case).keys()
         before, first = replace(case.incident), min(moved.values(), key=lambda c: (c.onset, c.detector, c.entity))
         id_ = derive_id(first.entity, first.detector, str(first.onset), incident_id)
         id_ = derive_id(id_, str(time)) if id_ in self._cases else id_
         made = case.split_off(id_, moved, self._causes.find_suspect(first.entity), self.time, time)
         self._cases[id_] = made
-        self._case_ids.update(dict.fromkeys(moved, id_))
+        self._case_ids.update(dict.fromkeys(moved.keys() - elsewhere, id_))
         made.adopted |= moved.keys()
         self._derive_cause(case, made)
         made.refresh_incident(self._causes, None, self.time)
@@ -139,6 +147,13 @@ class RunningDesk(Desk):
         said = "".join(f"; {name}: {value}" for name, value in new.items() if value != getattr(before, name))
         left = case.make_change("split", before, user, f"{id_}: {comment}{said}", time)
         return [left, replace(opened, split_from=incident_id)]
+
+    def _find_elsewhere(self, case: Case) -> dict[tuple[str, str], str]:
+        """Returns the conditions of an incident that are in another open one by now -> that one."""
+        homes = {key: self._cases.get(self._case_ids.get(key, "")) for key in case.conditions}
+        return {
+            key: one.incident.id for key, one in homes.items() if one is not None and one is not case and one.is_open
+        }
 
     def _derive_cause(self, case: Case, made: Case) -> None:
         """Sets the cause of an incident after a split: it stays while a finding names it, or while it explains several

@@ -168,17 +168,27 @@ class Desk:
         """Returns all state as plain data."""
         cases, mutes = [c.as_json() for c in self._cases.values()], self._mutes.as_json()
         known = {"rates": self._causes.rates.as_json(), "changed": self._causes.index.as_json()}
-        return {"time": self.time, "cases": cases, "mutes": mutes, **known}
+        homes = self._derive_case_ids()
+        odd = [[*key, self._case_ids.get(key)] for key, id_ in homes.items() if self._case_ids.get(key) != id_]
+        return {"time": self.time, "cases": cases, "mutes": mutes, **known} | ({"homes": odd} if odd else {})
 
     def load_json(self, data: Mapping[str, Any]) -> None:
         """Restores the state of `as_json`."""
         self.time = data["time"]
         self._cases = {case.incident.id: case for case in map(Case.from_json, data["cases"])}
-        known = sorted(self._cases.values(), key=lambda c: c.is_open)
-        self._case_ids = {key: c.incident.id for c in known for key in c.conditions}
+        self._case_ids = self._derive_case_ids()
+        for detector, entity, id_ in data.get("homes", ()):
+            del self._case_ids[detector, entity]
+            self._case_ids |= {(detector, entity): id_} if id_ in self._cases else {}
         self._mutes.restore(data["mutes"])
         self._causes.solver.rates = BaseRates.from_json(data.get("rates"))
         self._causes.index.load_json(data.get("changed", ()))
+
+    def _derive_case_ids(self) -> dict[tuple[str, str], str]:
+        """Returns condition -> the newest case that has it, an open one if there is one. The case that gets its
+        findings may be another one: what returns while its condition is elsewhere keeps it."""
+        known = sorted(self._cases.values(), key=lambda c: c.is_open)
+        return {key: c.incident.id for c in known for key in c.conditions}
 
     def _find_case(self, incident_id: str) -> Case:
         if incident_id not in self._cases:
@@ -361,7 +371,9 @@ class Desk:
     def _drop_conditions(self, case: Case, leaves: Callable[[Condition], bool]) -> None:
         """Drops conditions that are not held; their next findings open their own incidents."""
         for key in [k for k, c in case.conditions.items() if k not in case.held and leaves(c)]:
-            del case.conditions[key], self._case_ids[key]
+            del case.conditions[key]
+            if self._case_ids.get(key) == case.incident.id:
+                del self._case_ids[key]
 
     def _mark_changed(self, case: Case) -> None:
         self._before.setdefault(case.incident.id, replace(case.incident))
