@@ -194,13 +194,14 @@ def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collecti
             width = len(names[0])
             if not width:
                 continue
-            ids_of: dict[wire.Layout, NDArray[np.int32]] = {}
+            place_of: dict[wire.Layout, int] = {}
+            found: list[NDArray[np.int32]] = []
             for b, entities in zip(group.bodies, names, strict=True):
-                if (layout := b.layout) not in ids_of:
-                    ids_of[layout] = devices.assign_ids(
-                        device_class, layout.site, layout.node, b.envelope.simulated, entities, excluded
-                    )
-            ids = np.concatenate([ids_of[b.layout] for b in group.bodies])
+                if (layout := b.layout) not in place_of:
+                    place_of[layout] = len(found)
+                    about = device_class, layout.site, layout.node, b.envelope.simulated
+                    found.append(devices.assign_ids(*about, entities, excluded))
+            ids = np.stack(found)[[place_of[b.layout] for b in group.bodies]]
             time = np.repeat(group.times.reshape(-1), width)
             device = np.broadcast_to(ids.reshape(messages, 1, width), (messages, ticks, width)).reshape(-1)
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})
