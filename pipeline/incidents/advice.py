@@ -28,7 +28,7 @@ Table = dict[str, dict[str, dict[str, str]]]
 
 class AdviceBook:
     """Advice by detector and by kind of cause. pages: address of the page of detectors, which
-    stands in for a runbook with the detector chosen."""
+    replaces a runbook, with the detector chosen."""
 
     def __init__(self, path: Path | None, pages: str = "") -> None:
         self._path, self._pages = path, pages

@@ -205,7 +205,7 @@ class CauseRules:
         return self.solver.is_monitored is None or self.solver.is_monitored(entity)
 
     def outlasts(self, case: Case, finding: Finding, time: int) -> bool:
-        """Returns whether a finding about a member shows a problem of its own: a fault that the cause does not explain,
+        """Returns whether a finding about a member shows a separate problem: a fault that the cause does not explain,
         or one that goes on though the cause is well again: a node that is silent for longer than its site, or after
         cooling came back new heat, or heat that few keep."""
         if self.outlasts_site(case, finding, time):

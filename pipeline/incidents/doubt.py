@@ -1,6 +1,6 @@
 """Jobs whose results are in doubt, as findings of wrong results say.
 
-What a device computed since its last right result may be wrong, also in jobs that ended meanwhile. Times are event
+What a device computed since its last right result may be wrong, also in jobs that ended since. Times are event
 times (us).
 """
 
@@ -37,7 +37,7 @@ class DoubtBook:
         detector, evidence, key = finding.detector, finding.evidence, (finding.detector, finding.entity)
         if detector.partition("_")[0] != FAMILY:
             return False
-        if evidence.get("cleared") is True:  # right again or exchanged: what was computed before stays in doubt
+        if evidence.get("cleared") is True:  # right again or exchanged: earlier results stay in doubt
             self.of.pop(key, None)
             return evidence.get("retest") == "superseded" and evidence.get("state") != "exchanged"
         if detector == FAMILY:

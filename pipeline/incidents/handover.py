@@ -58,8 +58,8 @@ def list_similar(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[dict[str, 
 def read_handover(cursor: duckdb.DuckDBPyConnection, since: int, now: int) -> dict[str, Any]:
     """Returns the open, muted and pending incidents, and what changed since a time, in the form of the API.
 
-    open, muted: pages first, of these what nobody acknowledged, then the oldest. muted: silenced, or inhibited by a
-    rule.   pending: what waits for a person or a time: pages that nobody acknowledged, acknowledgements that expire,
+    open, muted: pages first, of these the unacknowledged, then the oldest. muted: silenced, or inhibited by a
+    rule.   pending: incidents that wait for a person or a time: unacknowledged pages, acknowledgements that expire,
     silences that end.   storms: how many incidents are listed as a part of their storm alone.
     """
     unresolved = sorted(load_open_incidents(cursor), key=_rank)
@@ -79,7 +79,7 @@ def read_handover(cursor: duckdb.DuckDBPyConnection, since: int, now: int) -> di
 
 
 def _rank(incident: Incident) -> tuple[int, bool, int, str]:
-    """Returns the place in a list: what is worst, waits for a person, and has waited longest comes first."""
+    """Returns the place in a list: the worst, those that wait for a person, and the oldest come first."""
     return _WORST.index(incident.severity), incident.state == "acknowledged", incident.opened, incident.id
 
 

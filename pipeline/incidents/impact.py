@@ -187,7 +187,7 @@ class ImpactBook:
         return ended
 
     def _hand_over(self, ended: Tracked, into: str, time: int) -> None:
-        """Adds what a merged incident cost to the one that is kept, which goes on with it and is written at once."""
+        """Adds the cost of a merged incident to the kept one, which goes on with it and is written immediately."""
         kept = self.tracked.get(into)
         if kept is None:
             return
@@ -210,7 +210,7 @@ class ImpactBook:
                 self._take_back_doubts(f.entity)
 
     def _take_back_doubts(self, entity: str) -> None:
-        """Drops the doubts of the incidents of an entity; those that others still give come back at once."""
+        """Drops the doubts of the incidents of an entity; those that others still give come back immediately."""
         for tracked in self.tracked.values():
             if entity in (tracked.incident.cause, *tracked.incident.members):
                 for loss in tracked.jobs.values():
@@ -271,7 +271,7 @@ class ImpactBook:
         self._note_jobs(tracked)
 
     def _add_job(self, tracked: Tracked, name: str) -> JobLoss:
-        """Returns the loss of a job in an incident, a new one if it had none, with what is known of the job now."""
+        """Returns the loss of a job in an incident, a new one if it had none, with the present state of the job."""
         job, loss, onset = self.jobs.jobs.get(name), tracked.jobs.get(name), tracked.incident.onset
         if loss is None:
             started = onset if job is None else max(onset, job.started)
@@ -445,7 +445,7 @@ def describe_impact(impact: Mapping[str, Any]) -> str:
 
 
 def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what is known about jobs of which none suffers."""
+    """Returns the impact on jobs of which none suffers."""
     states = [job["state"] for job in jobs]
     if "unknown" in states:
         return "slowdown not measured"

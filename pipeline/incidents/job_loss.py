@@ -70,7 +70,7 @@ Kind = Literal["pace", "stop", "fact"]
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The known facts about a job as an incident is measured. fact: what findings say.  mine: this incident.
-    find_owner: (when it began, us; kind) -> the incident that counts what the job loses.  claims: what is counted.
+    find_owner: (when it began, us; kind) -> the incident that counts what the job loses.  claims: counted losses.
     started: when the job began (us)."""
 
     time: int
@@ -173,7 +173,7 @@ class JobLoss:
         self.share, self.slowdown, self.hung = 0.0, None, 0.0
 
     def _describe_end(self, after: int) -> str:
-        """Returns what is known about the reason of an end this long after the onset (us)."""
+        """Returns the known reason of an end this long after the onset (us)."""
         if after < 0:
             return f", {short_duration(-after / SECOND)} before the onset"
         if self.state in SUFFERS:
@@ -183,7 +183,7 @@ class JobLoss:
         return f", {short_duration(after / SECOND)} after the onset; whether because of it is not known"
 
     def reopen(self, pace: JobPace | None, time: int) -> None:
-        """The incident was resolved and is open again: what the job lost meanwhile counts only if its steps show it."""
+        """The incident was resolved and is open again: losses in between count only if its steps show it."""
         self.share = 0.0
         runs = pace is not None and pace.moved_at > self.counted
         reported = pace is not None and (not pace.waits_at(time) or time - pace.reported_at <= MINUTE)
@@ -206,7 +206,7 @@ class JobLoss:
         return not self.stopped
 
     def wait(self, now: Moment) -> None:
-        """The telemetry is not read up to the onset yet: what is known of the job stays, which is mostly nothing."""
+        """The telemetry is not read up to the onset yet: the known state of the job stays, which is mostly none."""
         if not self.basis:
             self.basis = f"slowdown not measured: telemetry is read up to {iso(now.time)[:19]}Z"
 
@@ -324,7 +324,7 @@ class JobLoss:
         self.lost, self.hung = self.lost + taken, self.hung + taken
 
     def _settle(self, gap: Gap, pace: JobPace, now: Moment) -> None:
-        """Counts a time without steps that has ended by the steps made in it, instead of what was counted before."""
+        """Counts a time without steps that has ended by the steps made in it, instead of the earlier estimate."""
         base = self.near or self.base or pace.usual
         hung = self.hung if gap.start <= self.hung_from < gap.end else 0.0
         owner = now.find_owner(gap.start, "pace")

@@ -34,7 +34,7 @@ REPORTED_FOR = 540 * SECOND
 """Time for which a hung rank reports its last step at least (us): a minute less than the 600 s after which an agent
 drops a rank without a step (STALE_S in agents/collectors/training/reported_ranks.py)."""
 FURTHER = 1.25
-"""Factor in the step time by which a slow job becomes slow anew. Chosen: above what a slow rank varies by itself."""
+"""Factor in the step time by which a slow job becomes slow again. Chosen: above what a slow rank varies by itself."""
 _OF_STEPS, _OF_PAUSES = 3.0, 1.5  # times the usual step, and the longest pause so far, that are no hang; chosen
 _RECENT = 3  # closed minutes whose median, with the open one, is the pace now; chosen
 _APART = 1.5  # steps between ranks that wait for each other, and half a one for the median; chosen
@@ -66,7 +66,7 @@ class Restart:
 class Gap:
     """A time without a step that was longer than any pause of the job before: it hung, or its telemetry was missing.
 
-    start, end: newest step before it, and first one after it (us).  steps: made in between, which tell the one from the
+    start, end: newest step before it, and first one after it (us).  steps: made in between, which separate one from the
     other; 0 after a restart from a checkpoint; None: not known, as the counter restarted.
     """
 

@@ -157,7 +157,7 @@ def write_payloads(connection: duckdb.DuckDBPyConnection, payloads: Sequence[Pay
         number, newest = known.get((p.incident, p.receiver), (0, None))
         shows = p.after_silence and newest == "resolved" and (p.incident, p.receiver) in silenced
         is_written = p.of_group or p.kind == "firing" or newest == "firing" or shows
-        thread = f"{p.incident}.{p.created}" if p.of_group else p.incident  # numbers begin anew with a later group
+        thread = f"{p.incident}.{p.created}" if p.of_group else p.incident  # numbers begin again with a later group
         ids.append(f"{thread}.{number + 1}.{p.receiver}" if is_written else "")
         if is_written:
             known[p.incident, p.receiver] = number + 1, newest if p.kind == "update" else p.kind

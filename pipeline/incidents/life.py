@@ -174,7 +174,7 @@ class LifeBook:
 
     def _suppress(self, incident: Incident, now: int) -> Incident:
         """Returns the incident with the silences that match it now. One that begins ends its alert everywhere, so that
-        the steps of escalation begin anew when it ends."""
+        the steps of escalation begin again when it ends."""
         if incident.resolved is not None:
             return incident
         ids: tuple[str, ...] = ()

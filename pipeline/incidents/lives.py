@@ -24,7 +24,7 @@ def is_open_again(incident: Incident, before: Incident | None) -> bool:
 
 
 def restart_wait(incident: Incident, now: int) -> Incident:
-    """Returns an incident of which a silence or an inhibition began or ended: a page that nobody has acknowledged waits
+    """Returns an incident of which a silence or an inhibition began or ended: an unacknowledged page waits
     for a person from now on, so that the steps of escalation count from when it was heard."""
     waits = now if incident.severity == "page" and incident.state == "open" else None
     return show(incident, replace(incident.life, waits_since=waits))

@@ -37,7 +37,7 @@ ALERT_NAMES = {
 MAINTENANCE_GRACE = 900 * SECOND
 """After the end of a maintenance window, findings that persist are judged: devices take minutes to settle. Chosen."""
 FARTHEST = 3653 * 86_400 * SECOND
-"""Latest start from now: ten years. Chosen: a later one is a typing error, and what is added to its end may be no
+"""Latest start from now: ten years. Chosen: a later one is a typing error, and a sum with its end may be no
 date."""
 MAX_SILENCES = 1000
 """Most silences that have not ended; each is compared with every incident that changes. Chosen."""

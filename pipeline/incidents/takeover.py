@@ -18,7 +18,7 @@ def take_over(
 ) -> Iterator[Change]:
     """Yields the acknowledgement and the assignee that the kept incident has not and a merged one had.
 
-    An acknowledgement counts only of an incident as severe as the kept one is now: a page is not heard because a
+    An acknowledgement counts only of an incident as severe as the kept one is now: a page is not answered because a
     ticket was. Of several the one that lasts longest. before, kept: the incident before and after the merge.
     """
     least = SEVERITIES.index(kept.severity)

@@ -18,7 +18,7 @@ _DAY = 86_400 * SECOND
 
 def add_unneeded_pages(connection: duckdb.DuckDBPyConnection, ended: Sequence[tuple[Incident, int]]) -> None:
     """Counts those of the incidents that were pages and ended without an action of a person and without a second family
-    that saw harm. ended: with the time (UTC us). All are looked up together: a storm may end at once."""
+    that saw harm. ended: with the time (UTC us). All are looked up together: a storm may end in one moment."""
     pages = {i.id: (i, time) for i, time in ended if i.severity == "page" and not i.simulated and not i.is_held_back}
     if not pages:
         return

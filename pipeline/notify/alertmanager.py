@@ -175,7 +175,7 @@ def _common_items(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _describe(incident: Incident) -> str:
-    """Returns since when, the suspected cause and what is affected, in the words of titles."""
+    """Returns since when, the suspected cause and the affected devices, in the words of titles."""
     since, named = f"{iso(incident.onset)[:19]}Z", _list_members(incident.members)
     if incident.detector == STORM:
         return f"Further pages since {since} are listed on this incident, not sent one by one. Causes: {named}"
@@ -248,9 +248,9 @@ class PayloadPlanner:
         self, incident: Incident, sent: Mapping[str, Alert], acknowledged: Collection[str], now: int
     ) -> Iterator[Payload]:
         """Yields the rows of an incident for endpoints that have an alert of it, from before they were configured
-        again: its end, with other labels its newest state, or that somebody acknowledged it.
+        again: its end, with other labels its newest state, or its acknowledgement.
 
-        sent: endpoint -> the alert that it was sent.   acknowledged: endpoints that were told since that it is.
+        sent: endpoint -> the alert that it was sent.   acknowledged: endpoints that got its acknowledgement since.
         """
         fires = incident.resolved is None and not incident.life.silenced_by
         kind: ChangeKind = "updated" if fires else "resolved"
@@ -347,7 +347,7 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [firing], "update", now)
 
     def _acknowledge_again(self, name: str, change: Change, alert: Alert, now: int) -> Iterator[Payload]:
-        """Yields the acknowledgement of an alert that the receiver may know without it, since it was removed meanwhile,
+        """Yields the acknowledgement of an alert that the receiver may know without it, as it was removed in between,
         or the alert silenced. It would page for what a person works on."""
         if change.incident.state == "acknowledged" and self._endpoints[name].reports("acknowledged"):
             by = change.incident.life.acknowledged_by

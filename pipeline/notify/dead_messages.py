@@ -108,7 +108,7 @@ class _Row:
 
     @property
     def acknowledges(self) -> bool:
-        """Whether it says that somebody acknowledged what fires."""
+        """Whether it is the acknowledgement of an alert that fires."""
         return self.kind == "update" and self.body.get(EXTENSION, {}).get("event") == "acknowledged"
 
 
@@ -215,7 +215,7 @@ def _write(connection: duckdb.DuckDBPyConnection, changes: _Changes, user: str, 
 
 
 def _plan(rows: Sequence[_Row], fires: bool, holds: bool, time: int) -> _Plan:
-    """Returns what is sent of the messages of a thread from its first dead one on.
+    """Returns the messages to send of a thread from its first dead one on.
 
     fires: whether it is an incident that fires now.   holds: whether routes or inhibition decide about it.
     """
@@ -240,16 +240,16 @@ def _plan(rows: Sequence[_Row], fires: bool, holds: bool, time: int) -> _Plan:
 
 
 def _plan_end(states: Sequence[_Row], updates: Sequence[_Row], holds: bool, time: int) -> _Plan:
-    """Returns what is sent of a thread that is over: its last dead page, and the end of all after it. A page that was
-    held back when it died is not: it ended first."""
+    """Returns the messages to send of a thread that is over: its last dead page, and the end of all after it. A page
+    that was held back when it died is not: it ended first."""
     pages = [row for row in states if row.is_dead and row.kind == "firing" and (row.was_sent or not holds)]
     return _Plan([*pages[-1:], *updates], [("resolved", _merge(states, time))], is_over=True)
 
 
 def _plan_unsent(rows: Sequence[_Row], states: Sequence[_Row], fires: bool, holds: bool, time: int) -> _Plan:
-    """Returns what is sent of a thread of which nothing was accepted since: all of it as it is, and again that somebody
-    acknowledged it, which its receiver could not know of an alert that it did not have. Where routes or inhibition
-    decide, what was sent before and is over is sent as its last page and the end."""
+    """Returns the messages to send of a thread of which none was accepted since: all as they are, and again that a
+    person acknowledged it, which its receiver could not know of an alert that it did not have. Where routes or
+    inhibition decide, what was sent before and is over is sent as its last page and the end."""
     behind = rows[rows.index(states[-1]) + 1 :] if states else rows
     sent = list(states)
     while fires and sent and sent[-1].is_dead and sent[-1].kind == "resolved":
@@ -264,9 +264,9 @@ def _plan_unsent(rows: Sequence[_Row], states: Sequence[_Row], fires: bool, hold
 
 
 def _plan_before_held(rows: Sequence[_Row], states: Sequence[_Row], last: _Row, time: int) -> _Plan:
-    """Returns what is sent of a thread of which a newer message that fires is held, and will say what fires. last: the
-    newest message that was accepted: what died after it is held with the newer one, of what died before it only ends
-    are sent that no message said since."""
+    """Returns the messages to send of a thread of which a newer one that fires is held, and will say what fires. last:
+    the newest message that was accepted: what died after it is held with the newer one, of what died before it only
+    ends are sent that no message said since."""
     sent = [row for row in rows if row.is_dead and row.number > last.number]
     before = [row for row in states if row.number <= last.number]
     lost: dict[str, int] = {}  # fingerprint -> number of the message that ended it

@@ -140,7 +140,7 @@ def check_url(receiver: Destination) -> urllib.parse.SplitResult:
 
 @functools.lru_cache(256)
 def _check_parts(receiver: Target) -> urllib.parse.SplitResult:
-    """Checks a URL. What was accepted is remembered: a queue of thousands asks for each message."""
+    """Checks a URL. Accepted ones are remembered: a queue of thousands asks for each message."""
     where, shown = _locate_url(receiver), _locate_url(receiver, with_value=True)
     try:
         url = urllib.parse.urlsplit(receiver.url)

@@ -1,8 +1,8 @@
-"""Held messages of one receiver: what is sent of them, alone or in groups, with the meanings of Alertmanager 0.34.
+"""Held messages of one receiver: which of them are sent, alone or in groups, with the meanings of Alertmanager 0.34.
 
 Messages that a route groups, or that a rule may inhibit, are `held` in the outbox, in the transaction of their
-incident. The thread of their receiver decides about all rows of an incident together, from what the receiver was told
-of it: what was sent alone goes on alone, what a group said goes on in that group, and only what it was never told
+incident. The thread of their receiver decides about all rows of an incident together, from those that the receiver has
+of it: what was sent alone goes on alone, what a group said goes on in that group, and only what it never got
 follows the routes of today. So a change of routes moves nothing that fires.
 """
 
@@ -62,7 +62,7 @@ class _GroupMessage:
 class _Round:
     """What one transaction changes.
 
-    touched: groups to be stored, by key.   updates: rows that only say that somebody acknowledged an alert of a group.
+    touched: groups to be stored, by key.   updates: rows that only have the acknowledgement of an alert of a group.
     behind:  incidents of which something that was said elsewhere arrives first -> where they would be said.
     said:    rows that a message of a group said, while another group had them to say -> that group.
     """
@@ -77,7 +77,7 @@ class _Round:
     said: dict[str, str] = field(default_factory=dict)
 
     def settle(self, decision: Decision) -> None:
-        """Settles what is sent alone."""
+        """Settles messages that are sent alone."""
         self.settled += decision.settled
         self.replaced += [] if decision.held is None else [decision.held]
 
@@ -117,7 +117,7 @@ class HeldMessages:
         self._state: object = None
 
     def release(self, now: int) -> bool:
-        """Sends or settles what is due, in one transaction. Returns whether anything is held or in a group."""
+        """Sends or settles due messages, in one transaction. Returns whether anything is held or in a group."""
         with contextlib.closing(self._store.cursor()) as cursor:
             if self._groups is None:
                 self._load_groups(cursor, now)
@@ -138,7 +138,7 @@ class HeldMessages:
 
     def _load_groups(self, cursor: duckdb.DuckDBPyConnection, now: int) -> None:
         """Reads the groups. What fires in them although its incident does not, or has other labels by now, has ended
-        meanwhile; a clock that was ahead must not make them wait."""
+        since; a clock that was ahead must not make them wait."""
         if held_rows.is_outdated(cursor, self._receiver):
             with self._store.transaction() as connection:
                 held_rows.renew(connection, self._receiver, REPLACED)
@@ -171,7 +171,7 @@ class HeldMessages:
 
     def _read_late_rows(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Reads the rows that were written before the transaction began, so that all rows of an incident are decided
-        about together: what is sent again may be older than what is held, and another row may take the place of all."""
+        about together: rows sent again may be older than held ones, and another row may take the place of all."""
         if held_rows.read_state(connection, self._receiver) != self._state:
             self._read_rows(connection)
             with contextlib.closing(self._store.cursor()) as cursor:
@@ -257,7 +257,7 @@ class HeldMessages:
             this.touched[group.key] = group
 
     def _list_threads(self, rows: Sequence[HeldMessage], routes: Sequence[RouteNode], is_alone: bool) -> set[str]:
-        """Returns in what the receiver would be told of an incident: alone, or in groups."""
+        """Returns how an incident would reach the receiver: alone, or in groups."""
         labels = rows[-1].alert["labels"]
         return {rows[0].incident} if is_alone else {name_group(self._receiver, one.group_key(labels)) for one in routes}
 
@@ -461,7 +461,7 @@ class HeldMessages:
 def _renew(alert: GroupAlert, row: HeldMessage | None, newest: HeldMessage | None, now: int) -> None:
     """Brings an alert that a group said up to date. row: the newest row of the alert.  newest: that of its incident."""
     if newest is None or newest.number < alert.number:
-        return  # somebody acknowledged it, or it was said already what replaced another alert
+        return  # it was acknowledged, or it was said already what replaced another alert
     if row is None or (row is not newest and not row.has_ended):
         alert.end(now)
         return

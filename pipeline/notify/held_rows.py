@@ -105,7 +105,7 @@ def find_sent_alone(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents:
 
 
 def find_unsent(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Sequence[str]) -> dict[str, set[str]]:
-    """Returns incident -> in what it was told by messages that wait for their receiver: alone (itself), or groups."""
+    """Returns incident -> where messages that wait for their receiver have it: alone (itself), or in groups."""
     return {one: set(threads) for one, threads in cursor.execute(_UNSENT, [receiver, list(incidents)]).fetchall()}
 
 
@@ -115,7 +115,7 @@ def find_pending(cursor: duckdb.DuckDBPyConnection, receiver: str, groups: Seque
 
 
 def find_firing(cursor: duckdb.DuckDBPyConnection, receiver: str, incidents: Collection[str]) -> dict[str, str]:
-    """Returns the newest fingerprint that the receiver was, or will be, told of each incident that fires: is neither
+    """Returns the newest fingerprint that the receiver has, or will get, of each incident that fires: is neither
     resolved nor silenced."""
     return dict(cursor.execute(_FIRING, [receiver, list(incidents)]).fetchall()) if incidents else {}
 

@@ -1,7 +1,7 @@
 """What becomes of the held messages of one incident that no route groups: sent, held further, or never sent.
 
 A receiver has an alert if the newest message that it was sent fires. What it does not have waits while something
-inhibits it, or a person acknowledged it meanwhile; then the newest state is sent, once.
+inhibits it, or a person acknowledged it since; then the newest state is sent, once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def parse_held(id_: str, incident: str, kind: str, text: str, created: int, numb
 class Settlement:
     """The new state of a message. reason: why it is never sent, or the message of a group that says it.
 
-    kind, body: what is sent in place of it; empty: unchanged.
+    kind, body: sent in place of it; empty: unchanged.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Situation:
     """What decides about the messages of an incident.
 
     has:    whether the receiver has its alert.   inhibitor: what inhibits it; empty: nothing.
-    owner:  who acknowledged it while it was inhibited; empty: nobody.   storm: whether a storm represents it.
+    owner:  who acknowledged it while it was inhibited; empty: no one.   storm: whether a storm represents it.
     """
 
     has: bool
@@ -114,7 +114,7 @@ class Decision:
 
 
 def decide(messages: Sequence[HeldMessage], situation: Situation, receiver: str, now: int) -> Decision:
-    """Returns what becomes of the messages of one incident, in their order. What is not settled is held further."""
+    """Returns the outcome of the messages of one incident, in their order. The rest is held further."""
     newest = [number for number, one in enumerate(messages) if one.kind != "update"]
     fires = newest[-1] if newest and messages[newest[-1]].kind == "firing" else -1
     ended = bool(newest) and fires < 0

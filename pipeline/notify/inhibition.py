@@ -12,8 +12,8 @@ class Inhibitor:
     """Finds, of all incidents that are not resolved, those that a rule inhibits.
 
     label_all: incidents -> labels of the alert of each, by its id.
-    is_for_people: incident, labels -> whether a receiver takes it. One that none takes inhibits nothing: else nobody
-               would be told of either.
+    is_for_people: incident, labels -> whether a receiver takes it. One that none takes inhibits nothing: else
+               neither would be sent.
     """
 
     def __init__(

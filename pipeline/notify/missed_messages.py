@@ -30,8 +30,8 @@ FROM ({_NEWEST}) n JOIN outbox o USING (incident, receiver, number)
 WHERE n.fires AND (n.incident IN (SELECT id FROM incidents) OR starts_with(n.incident, $3))
 """
 """The newest message of each receiver about an incident, if it fires and was, or may still be, sent; whether the
-receiver was told since that somebody acknowledged it; and whether the receiver was removed after it was tried, so that
-nobody knows whether it arrived."""
+receiver got its acknowledgement since; and whether the receiver was removed after it was tried, so that
+it is unknown whether it arrived."""
 _STATES = """
 SELECT incident, arg_max(kind, (created, number)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 """
@@ -74,7 +74,7 @@ def _fires_same(planner: PayloadPlanner, incident: Incident, body: Mapping[str, 
 
 
 def _end_report(id_: str, receiver: str, body: Mapping[str, Any], now: int) -> Payload:
-    """Returns the end of a report that a receiver accepts no alerts: it is removed, or it accepted them meanwhile."""
+    """Returns the end of a report that a receiver accepts no alerts: it is removed, or it accepted them since."""
     ended = [{**alert, "status": "resolved", "endsAt": iso(now)} for alert in body["alerts"]]
     made = {**body, "status": "resolved", "notification_reason": "all alerts resolved", "alerts": ended}
     return Payload(id_, receiver, "resolved", json.dumps(made), now)

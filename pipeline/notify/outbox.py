@@ -67,7 +67,7 @@ _REFUSED = """
 SELECT receiver, id, answer, CASE WHEN state = 'dead' THEN epoch_us(next_attempt) + $3 END FROM outbox
 WHERE (state = 'pending' AND attempts >= $1) OR (state = 'dead' AND attempts > $2 AND epoch_us(next_attempt) + $3 > $4)
 """
-"""What was refused before a restart: tried MAX_FAILURES times, or dead after its last attempt, which sets the time."""
+"""Messages refused before a restart: tried MAX_FAILURES times, or dead after its last attempt, which sets the time."""
 _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, (created, number)) = 'firing'
@@ -232,7 +232,7 @@ class Notifier:
             thread.join(STOP_TIMEOUT_S / len(threads))
 
     def load_state(self) -> None:
-        """Restores from the outbox after a restart: receivers that were down, what was refused, and what of it was
+        """Restores from the outbox after a restart: receivers that were down, refused messages, and which of them were
         reported. A receiver that was reported is down until it accepts something."""
         now = self._clock()
         with contextlib.closing(self._store.cursor()) as cursor:

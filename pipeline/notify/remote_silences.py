@@ -74,7 +74,7 @@ class RemoteSilences:
             attempt(f"receiver {self._endpoint.name}: silences", self.read, stop)
 
     def read(self) -> None:
-        """Stores which alerts are silenced. What is stored stays if the receiver does not say."""
+        """Stores which alerts are silenced. Without an answer the stored ones stay."""
         now, name = self._clock(), self._endpoint.name
         alerts: Sequence[Mapping[str, Any]] = load_resent(self._store, name, now)
         found = self._endpoint.read_silences(alerts, now, self._call) if alerts else {}

@@ -50,7 +50,7 @@ AND (receiver, incident) NOT IN (SELECT (receiver, incident) FROM outbox WHERE s
 
 def clean(connection: duckdb.DuckDBPyConnection, receivers: Sequence[str], now: int) -> None:
     """Marks payloads of receivers that are not among these, and payloads that wait for too long, as dead; deletes old
-    ones, and what is known of such receivers."""
+    ones, and the state of such receivers."""
     old = now - RETENTION_S * SECOND
     connection.execute(_REMOVED, [list(receivers), old])
     connection.execute(_FORGET_SILENCES, [list(receivers)])

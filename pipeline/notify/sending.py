@@ -93,7 +93,7 @@ def load_due(store: Store, receiver: str, until: int) -> list[DuePayload]:
 class PageWatch:
     """Whether tickets must wait because a page is due, or a group of alerts, a Watchdog or a health check may be.
 
-    woken: set when payloads were committed, so that a new page is looked for at once; others become due by time.
+    woken: set when payloads were committed, so that a new page is looked for immediately; others become due by time.
     """
 
     def __init__(self, store: Store, receiver: str, woken: threading.Event, clock: Callable[[], int]) -> None:

@@ -30,7 +30,7 @@ DELETE FROM notify_threads WHERE receiver = $1 AND thread IN (
     AND kind <> 'update' AND payload ->> '$.status' = 'resolved'
     AND coalesce(payload ->> '$.fleetpulse.event', '') <> 'silenced')
 """
-"""What fires again after its end is a new message there: an edit of the old one notifies nobody. A silence ends nothing
+"""What fires again after its end is a new message there: an edit of the old one notifies no one. A silence ends nothing
 for good: the message shows what becomes of it."""
 _SETTLE_PARTS = """
 UPDATE outbox SET state = n.state, answer = n.answer

@@ -25,7 +25,7 @@ _COUNTING = frozenset({"length", "count"})
 
 
 def find_endless(template: nodes.Template) -> str | None:
-    """Returns what is wrong with the loops of a template, with its line; None if they end soon."""
+    """Returns the fault of the loops of a template, with its line; None if they end soon."""
     stored = Counter(node.name for node in template.find_all(nodes.Name) if node.ctx in ("store", "param"))
     for name in sorted({ALERTS, *_TABLES} & set(stored)):
         return f"sets {name}; expected another name"
@@ -35,7 +35,7 @@ def find_endless(template: nodes.Template) -> str | None:
 
 
 def _check(node: nodes.Node, outer: tuple[nodes.For, ...], groups: set[str]) -> Iterator[str]:
-    """Yields what is wrong below a node. outer: the loops around it.  groups: names of alerts of a group."""
+    """Yields the faults below a node. outer: the loops around it.  groups: names of alerts of a group."""
     if outer and _is_long(node):
         yield f"line {node.lineno}: all alerts or members in a loop; expected them outside of loops, or |length"
     if not isinstance(node, nodes.For):

@@ -164,7 +164,7 @@ class SlackEndpoint(ChatEndpoint):
         lines = describe_change(message) or [f"{what or name_event(message)}: {make_title(message)}"]
         text = escape_slack(cut("\n".join(lines), MAX_SECTION))
         reply: dict[str, Any] = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
-        if _is_news(message):  # an edit and a reply alone notify nobody
+        if _is_news(message):  # an edit and a reply alone notify no one
             reply["reply_broadcast"] = True
         result = _classify_slack(self._call("chat.postMessage", reply, call))
         return PostResult(result.outcome, result.text, result.retry_after_s, f"{channel}:{time}")
@@ -195,7 +195,7 @@ def _find_reason(message: Message) -> str:
 
 
 def _is_news(message: Message) -> bool:
-    """Returns whether people must be told of a message although its thread fires: it pages again, or for an alert that
+    """Returns whether a message must notify people although its thread fires: it pages again, or for an alert that
     they do not know."""
     if message.event in REPEATED:
         return True

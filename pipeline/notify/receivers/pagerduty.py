@@ -44,7 +44,7 @@ MAX_SUMMARY, MAX_BYTES, ROUTING_KEY = 1024, 512_000, 32
 SEVERITY = {"critical": "critical", "warning": "warning", "info": "info"}
 PAGES_AGAIN = ("acknowledgement_expired", "worsened")
 """Changes that end an acknowledgement here, as a higher severity also does. A trigger of an alert that is acknowledged
-there notifies nobody, so the alert is resolved before. An escalation is not among them: an alert that is not
+there notifies no one, so the alert is resolved before. An escalation is not among them: an alert that is not
 acknowledged there is at some level of an escalation policy, which would begin again at its first."""
 HEALTH_KEY = "fleetpulse-health-check"
 """dedup_key of the health check: to resolve a key that was never triggered changes nothing."""
