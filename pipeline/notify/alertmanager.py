@@ -245,12 +245,18 @@ class PayloadPlanner:
                 yield from self._emit(name, change, [self._alert(incident, labels)], "firing", now)
 
     def plan_missed(
-        self, incident: Incident, sent: Mapping[str, Alert], acknowledged: Collection[str], now: int
+        self,
+        incident: Incident,
+        sent: Mapping[str, Alert],
+        acknowledged: Collection[str],
+        now: int,
+        before: Mapping[str, Sequence[Alert]],
     ) -> Iterator[Payload]:
         """Yields the rows of an incident for endpoints that have an alert of it, from before they were configured
         again: its end, with other labels its newest state, or its acknowledgement.
 
         sent: endpoint -> the alert that it was sent.   acknowledged: endpoints that got its acknowledgement since.
+        before: endpoint -> the ends of alerts before that one, if nobody knows whether they arrived.
         """
         fires = incident.resolved is None and not incident.life.silenced_by
         kind: ChangeKind = "updated" if fires else "resolved"
@@ -261,7 +267,8 @@ class PayloadPlanner:
             ended = {**sent[name], "status": "resolved", "endsAt": iso(max(incident.resolved or now, incident.opened))}
             is_same = fires and compute_fingerprint(labels) == ended["fingerprint"]
             if not is_same and name not in receivers:
-                yield from self._emit(name, change, [ended], "resolved", now)
+                old = () if self._groups(name) else before.get(name, ())  # a group ends its own
+                yield from self._emit(name, change, [*old, ended], "resolved", now)
                 continue
             firing = self._alert(incident, labels)
             if not is_same:

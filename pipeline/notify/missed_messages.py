@@ -61,7 +61,8 @@ def plan_missed(
         incident = open_incidents.get(id_) or ledger.load_incident(connection, id_)
         if incident is not None:
             sent = {name: body["alerts"][-1] for name, body in bodies.items()}
-            found += planner.plan_missed(incident, sent, acknowledged[id_], now)
+            before = {name: bodies[name]["alerts"][:-1] for name in unsure[id_]}
+            found += planner.plan_missed(incident, sent, acknowledged[id_], now, before)
         elif id_ in states and (id_.removeprefix(RECEIVER_PREFIX) not in receivers or states[id_] == "resolved"):
             found += [_end_report(id_, name, bodies[name], now) for name in sorted(bodies.keys() & set(receivers))]
     return found

@@ -126,6 +126,11 @@ EXAMPLES = {
     "a receiver takes a page without an answer, is removed, its labels change, and it returns": World(
         ALONE, 20, (LOST, OPEN_A, FEW, GONE, ("blame", A), WAIT, use(ALONE), BACK, WAIT)
     ),
+    "a receiver gets a page, its labels change while it is away, it is removed, the page ends, and it returns": World(
+        ALONE,
+        20,
+        (OPEN_A, WAIT, ("away", "desk", "error"), ("severity", A), FEW, end(A), GONE, WAIT, use(ALONE), BACK, WAIT),
+    ),
     "a receiver that is away is removed before it got a page, and returns": World(
         ALONE, 20, (("away", "desk", "error"), OPEN_A, FEW, GONE, WAIT, use(ALONE), BACK, WAIT)
     ),

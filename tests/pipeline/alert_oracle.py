@@ -183,8 +183,10 @@ class Oracle:
             self.report(ALONE if is_known else "end of what was never sent", name, heard.group, text, "no event")
 
     def _was_left_out(self, name: str, incident: str) -> bool:
-        """Returns whether a silence left out its page, which the receiver may have taken: its end is sent alone."""
-        query = "SELECT receiver, incident FROM outbox WHERE state = 'muted' AND answer = 'silenced before it was sent'"
+        """Returns whether its page was left out, which the receiver may have taken: its end is sent alone."""
+        query = """SELECT receiver, incident FROM outbox
+                   WHERE (state = 'muted' AND answer = 'silenced before it was sent')
+                   OR (state = 'dead' AND starts_with(answer, 'the receiver is no longer configured; '))"""
         return (name, incident) in self._query(query)
 
     def _check_firing(self, name: str, labels: dict[str, str], text: str) -> None:
