@@ -1,6 +1,6 @@
 """The whole path from Kafka into durable DuckDB: samples per CPU-second, beside DuckDB's own appends in the same run.
 
-    python -m benchmarks.kafka [--nodes 64] [--messages 480] [--ticks 10] [--single 480] [--partitions 32]
+    python -m benchmarks.kafka [--nodes 64] [--messages 480] [--ticks 10] [--single 960] [--partitions 32]
 
 Starts a real broker (on a separate core if there are two), makes the product's topics and fills telemetry.v1.
 Then reads it into a fresh store as the pipeline does: fetch, checksums, zstd, decode, dedupe, insert, commit with
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--messages", type=int, default=480, help="per node in the first filling; 0: without it")
     parser.add_argument("--ticks", type=int, default=10, help="per message in the first filling")
-    parser.add_argument("--single", type=int, default=480, help="messages of one tick per node; 0: without it")
+    parser.add_argument("--single", type=int, default=960, help="messages of one tick per node; 0: without it")
     parser.add_argument("--partitions", type=int, default=32)
     options = parser.parse_args()
     logging.getLogger("kafka").setLevel(logging.ERROR)
