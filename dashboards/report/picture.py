@@ -131,17 +131,22 @@ def _draw_cell(
     edge = (x, y, x + wide - 1, y + tall - 1)
     state = NODE_STATES[min(look & _STATE, len(NODE_STATES) - 1)]
     colour = _state_colours(palette)
+    ground: str | tuple[int, ...]
     if state == "no_data" or level == _UNKNOWN:
-        pen.rectangle(edge, outline=palette.no_data, fill=palette.ground)
+        ground = palette.ground
+        pen.rectangle(edge, outline=palette.no_data, fill=ground)
         if tall >= 5:
             pen.line((x, y + tall - 1, x + wide - 1, y), fill=palette.no_data)
     elif level is not None:
-        pen.rectangle(edge, fill=fills[level])
+        ground = fills[level]
+        pen.rectangle(edge, fill=ground)
     elif look & AFFECTED:
-        pen.rectangle(edge, fill=palette.ok)
+        ground = palette.ok
+        pen.rectangle(edge, fill=ground)
         pen.rectangle((x, y + tall - max(1, round(tall * 0.4)), x + wide - 1, y + tall - 1), fill=colour[state])
     else:
-        pen.rectangle(edge, fill=palette.drained if look & DRAINED and state == "ok" else colour[state])
+        ground = palette.drained if look & DRAINED and state == "ok" else colour[state]
+        pen.rectangle(edge, fill=ground)
     if look & DRAINED and tall >= 5:
         pen.line((x + wide // 3, y + tall - 1, x + 2 * wide // 3, y), fill=palette.ink)
     if look & SIMULATED and tall >= 7:
@@ -149,12 +154,7 @@ def _draw_cell(
         pen.polygon([(x + wide - 1 - cut, y), (x + wide - 1, y), (x + wide - 1, y + cut)], fill=palette.simulated)
     if state == "critical" and not look & AFFECTED:
         pen.rectangle(edge, outline=palette.critical_line, width=2 if tall > 9 else 1)
-    if state == "no_data" or level == _UNKNOWN:
-        return ImageColor.getrgb(palette.ground)
-    if level is not None:
-        return fills[level]
-    shown = "ok" if look & AFFECTED else state
-    return ImageColor.getrgb(palette.drained if look & DRAINED and shown == "ok" else colour[shown])
+    return ImageColor.getrgb(ground) if isinstance(ground, str) else ground
 
 
 def _draw_name(pen: ImageDraw.ImageDraw, place: tuple[int, int, int, int], node: str, ground: tuple[int, ...]) -> None:

@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
 
@@ -33,19 +32,12 @@ CLOSE_S = 1.0
 """Maximum wait at the end for the remaining copies; chosen."""
 
 
-@dataclass(frozen=True)
-class _Copy:
-    topic: str
-    value: bytes
-    headers: dict[str, str]
-
-
 class DeadLetterTopics:
     """Sends copies; connects at the first. `skipped`: copies missing in Kafka."""
 
     def __init__(self, kafka: Kafka, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._kafka, self._monotonic = kafka, monotonic
-        self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
+        self._copies: queue.SimpleQueue[tuple[Message, str] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._producer: kafka_clients.Producer | None = None
         self._lock = threading.Lock()  # ingest, our thread and the thread of the client count
@@ -61,13 +53,7 @@ class DeadLetterTopics:
             self._waiting += size if fits else 0
         if not fits:
             return self._skip("too many wait for the brokers")
-        headers = {
-            "topic": message.partition.topic,
-            "partition": message.partition.name,
-            "offset": str(message.offset),
-            "reason": reason,
-        }
-        self._copies.put(_Copy(topics.dead_letter_topic(message.partition.topic), message.value, headers))
+        self._copies.put((message, reason))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dead letters", daemon=True)
             self._thread.start()
@@ -87,27 +73,33 @@ class DeadLetterTopics:
 
     def _run(self) -> None:
         while (copy := self._copies.get()) is not None:
-            self._send_copy(copy)
+            self._send_copy(*copy)
 
-    def _send_copy(self, copy: _Copy) -> None:
-        size = len(copy.value)
+    def _send_copy(self, message: Message, reason: str) -> None:
+        size, topic = len(message.value), topics.dead_letter_topic(message.partition.topic)
         if self._monotonic() < self._not_before:
             return self._count_failed(size, "the previous one failed")
+        headers = {
+            "topic": message.partition.topic,
+            "partition": message.partition.name,
+            "offset": str(message.offset),
+            "reason": reason,
+        }
         try:
             self._producer = self._producer or kafka_clients.create_producer(
                 self._kafka, "dead-letters", max_block_ms=round(TOPIC_WAIT_S * 1000)
             )
             sent = self._producer.send(
-                copy.topic,
-                value=copy.value,
-                headers=[(name, text.encode()) for name, text in copy.headers.items()],
+                topic,
+                value=message.value,
+                headers=[(name, text.encode()) for name, text in headers.items()],
             )
         # ConfigError: the password file is being replaced; ValueError: a topic that just lost its partitions
         except (KafkaError, ConfigError, ValueError) as error:
             self._not_before = self._monotonic() + PAUSE_S
-            return self._count_failed(size, self._explain(copy.topic, error))
+            return self._count_failed(size, self._explain(topic, error))
         sent.add_callback(lambda _: self._count_delivered(size))
-        sent.add_errback(lambda error: self._count_failed(size, self._explain(copy.topic, error)))
+        sent.add_errback(lambda error: self._count_failed(size, self._explain(topic, error)))
         return None
 
     def _count_delivered(self, size: int) -> None:
@@ -133,7 +125,7 @@ class DeadLetterTopics:
     def _skip(self, why: str) -> None:
         """Counts a missing copy; logs once until a copy is delivered again."""
         with self._lock:
+            if not self._reported:
+                log.warning("dead letters: copies are missing in Kafka, the table dead_letter has them: %s", why)
+            self._reported = True
             self.skipped += 1
-            first, self._reported = not self._reported, True
-        if first:
-            log.warning("dead letters: copies are missing in Kafka, the table dead_letter has them: %s", why)

@@ -128,12 +128,17 @@ def test_a_password_file_that_is_being_replaced_raises_no_error(
 
 
 @pytest.mark.refusals
-def test_a_slow_broker_delays_no_ingest_and_copies_wait_for_it_up_to_a_limit(make_copies: Made) -> None:
+def test_a_slow_broker_delays_no_ingest_and_copies_wait_for_it_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copying, "TOPIC_WAIT_S", 2.0)
     with reserve_port() as port:
-        one = make_copies(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
+        one = DeadLetterTopics(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
         large = LETTER._replace(value=bytes(copying.WAITING_BYTES // 2))
         began = time.monotonic()
         for letter in (large, large, LETTER):
             one.send(letter, "garbage")
         assert time.monotonic() - began < 0.5
         assert one.skipped == 1
+        wait_until_counted(one, 3)  # the thread waits for no broker any more when the test ends
+        one.close()
