@@ -185,6 +185,29 @@ def test_what_is_acknowledged_already_is_shown_there_under_a_silence_that_begins
     until(lambda: [a["labels"]["cause"] for body in hook.bodies for a in body["alerts"]] == ["gpu:n2.0"])
 
 
+def test_what_becomes_a_page_after_its_acknowledgement_pages_and_its_end_leaves_no_silence(
+    harness: NotifierHarness, real: Alertmanager, hook: Hook
+) -> None:
+    harness.write_change("opened", severity="ticket")
+    harness.send_due(name="am")
+    harness.write_change("acknowledged", state="acknowledged", life=Life(acknowledged_by="ada"))
+    harness.send_due(name="am")
+    until(lambda: alerts(real)["inc-gpu:n1.0"]["status"]["state"] == "suppressed")
+    harness.now = time.time_ns() // 1000
+    harness.write_change("severity_raised", severity="page", state="open", life=Life())
+    assert harness.send_due(name="am") == 1
+    until(lambda: alerts(real)["inc-gpu:n1.0"]["status"]["state"] == "active")
+    until(lambda: any(a["labels"]["severity"] == "critical" for body in hook.bodies for a in body["alerts"]))
+    assert [one["status"]["state"] for one in real.get("/silences")] == ["expired"]
+    harness.write_change("acknowledged", state="acknowledged", life=Life(acknowledged_by="ada"))
+    harness.send_due(name="am")
+    harness.now = time.time_ns() // 1000
+    harness.resolve()
+    harness.send_due(name="am")
+    assert {one["status"]["state"] for one in real.get("/silences")} == {"expired"}
+    until(lambda: any(a["status"] == "resolved" for a in hook.bodies[-1]["alerts"]))
+
+
 def test_one_that_forgot_everything_gets_all_alerts_and_the_watchdog_when_it_is_back(
     harness: NotifierHarness, real: Alertmanager
 ) -> None:

@@ -14,7 +14,7 @@ from pipeline.config.receivers import Alertmanager, Notify
 from pipeline.model.records import SECOND, Life, iso
 from pipeline.notify.delivery import Answer, Request
 from pipeline.notify.receivers.alertmanager import AlertmanagerEndpoint
-from tests.pipeline.notifier_harness import NotifierHarness
+from tests.pipeline.notifier_harness import START, NotifierHarness
 from tests.pipeline.receiver_servers import Service
 from tests.pipeline.test_receivers import service
 from tests.until import until
@@ -111,22 +111,41 @@ def test_one_that_does_not_answer_is_asked_once_and_changes_nothing(harness: Not
 
 
 class Forgetful:
-    """An Alertmanager with a list of silences, which a test empties. gone: whether it does not list them."""
+    """An Alertmanager with a list of silences, which a test empties. gone: whether it does not list them.
+
+    undeletable: the status of its answer to the end of a silence, if it refuses it.
+    """
 
     def __init__(self) -> None:
         self.silences: list[dict[str, Any]] = []
         self.gone = False
+        self.undeletable = 0
 
     def __call__(self, request: Request, **_: Any) -> Answer:
         path = request.target.url.split("/api/v2")[1]
+        if request.method == "DELETE":
+            return self._end(path.rsplit("/", 1)[1])
         if not path.startswith("/silences"):
-            active = [s["matchers"][0]["value"] for s in self.silences if s["status"] == "active"]
+            if request.body is not None:
+                return Answer(200)
+            active = [s["matchers"][0]["value"] for s in self.silences if s["status"]["state"] == "active"]
             rows = [{"labels": {"incident": i}, "status": {"silencedBy": ["s0"], "inhibitedBy": []}} for i in active]
             return Answer(200, body=json.dumps(rows if path.startswith("/alerts?") else {}).encode())
         if request.body is None:
             return Answer(500 if self.gone else 200, body=json.dumps(self.silences).encode())
-        self.silences.append({**json.loads(request.body), "status": "active"})
-        return Answer(200, body=b'{"silenceID": "s0"}')
+        id_ = f"s{len(self.silences)}"
+        self.silences.append({**json.loads(request.body), "id": id_, "status": {"state": "active"}})
+        return Answer(200, body=json.dumps({"silenceID": id_}).encode())
+
+    def _end(self, id_: str) -> Answer:
+        if not self.undeletable:
+            (one,) = [s for s in self.silences if s["id"] == id_ and s["status"]["state"] == "active"]
+            one["status"] = {"state": "expired"}
+        return Answer(self.undeletable or 200)
+
+    @property
+    def states(self) -> list[str]:
+        return [one["status"]["state"] for one in self.silences]
 
 
 @pytest.fixture
@@ -167,7 +186,7 @@ def test_a_silence_is_not_made_again_blindly_in_the_microsecond_in_which_it_was_
     acknowledged: tuple[NotifierHarness, Forgetful],
 ) -> None:
     harness, remote = acknowledged
-    remote.silences[0]["status"] = "expired"  # a person ended it, and the list of silences is not answered
+    remote.silences[0]["status"] = {"state": "expired"}  # a person ended it, and the list of silences is not answered
     remote.gone = True
     harness.notifier.silences["am"].read()
     assert len(remote.silences) == 1
@@ -177,10 +196,55 @@ def test_a_silence_that_ended_there_or_whose_acknowledgement_ended_is_not_made_a
     acknowledged: tuple[NotifierHarness, Forgetful],
 ) -> None:
     harness, remote = acknowledged
-    remote.silences[0]["status"] = "expired"
+    remote.silences[0]["status"] = {"state": "expired"}
     harness.notifier.silences["am"].read()
     assert len(remote.silences) == 1
     remote.silences.clear()
     harness.write_change("acknowledgement_expired", state="open", life=Life())
     harness.notifier.silences["am"].read()
     assert remote.silences == []
+
+
+ENDS: list[tuple[Any, dict[str, Any]]] = [
+    ("worsened", {"state": "open", "life": Life()}),
+    ("severity_raised", {"state": "open", "life": Life(), "severity": "page"}),
+    ("acknowledgement_expired", {"state": "open", "life": Life()}),
+    ("resolved", {"state": "resolved", "resolved": START}),
+]
+
+
+@pytest.mark.parametrize(("kind", "now"), ENDS, ids=[kind for kind, _ in ENDS])
+def test_the_end_of_an_acknowledgement_ends_its_silence_and_none_of_a_person(
+    tmp_path: Path, kind: Any, now: dict[str, Any]
+) -> None:
+    push = Alertmanager("am", ("http://127.0.0.1:1",), ack_as_silence="15m", allow_http=True)
+    harness, remote = NotifierHarness(tmp_path, [], Notify(alertmanagers=(push,))), Forgetful()
+    harness.notifier._call = remote  # type: ignore[assignment]
+    acknowledged = {"state": "acknowledged", "life": Life(acknowledged_by="ada")}
+    for change, state in (("opened", {"severity": "ticket"}), ("acknowledged", acknowledged)):
+        harness.write_change(change, **state)
+        assert harness.send_due(name="am") == 1
+    made = {one["name"]: one["value"] for one in remote.silences[0]["matchers"]}
+    assert made == {"incident": "inc-gpu:n1.0", "severity": "warning"}
+    remote.silences.append({**remote.silences[0], "id": "s1", "comment": "new cables"})
+    harness.write_change(kind, **now)
+    remote.undeletable = 503
+    assert harness.send_due(name="am") == 1
+    assert harness.read_answer() == "HTTP 503: the silence of an acknowledgement was not ended"
+    remote.undeletable = 0
+    assert harness.send_due(1, name="am") == 1
+    assert remote.states == ["expired", "active"]
+    harness.close()
+
+
+def test_an_escalation_of_what_is_acknowledged_keeps_its_silence_and_what_is_gone_is_no_failure(
+    acknowledged: tuple[NotifierHarness, Forgetful],
+) -> None:
+    harness, remote = acknowledged
+    harness.write_change("escalated")
+    assert harness.send_due(name="am") == 1
+    assert set(remote.states) == {"active"}
+    remote.undeletable = 404
+    harness.write_change("worsened", state="open", life=Life())
+    assert harness.send_due(name="am") == 1
+    assert harness.send_due(1, name="am") == 0

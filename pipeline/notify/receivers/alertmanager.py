@@ -11,6 +11,7 @@ import logging
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.config.addresses import hide_address
@@ -40,6 +41,8 @@ MAX_READ_BYTES, MAX_SILENCES = 4 << 20, 50
 """Bytes and silences that are read back at a time. Chosen: 2,000 suppressed alerts."""
 EMPTY = (b"", b"{}", b"[]", b"null", b'""')
 """Bodies that say nothing."""
+ACKNOWLEDGED = "Acknowledged in Fleetpulse: "
+"""Begin of the comment of the silences that acknowledgements make."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -76,7 +79,8 @@ class AlertmanagerEndpoint(Endpoint):
         read_auth(self._receiver)
 
     def send(self, message: Message, call: Call) -> PostResult:
-        """Pushes the alerts of a change; an acknowledgement becomes a silence, before an alert that has one already."""
+        """Pushes the alerts of a change; an acknowledgement becomes a silence, before an alert that has one already.
+        What is acknowledged no longer, or ends, ends its silence."""
         try:
             if message.kind == "update":
                 return self._silence(message, call)
@@ -85,7 +89,10 @@ class AlertmanagerEndpoint(Endpoint):
             refused, result = self._push(message.alerts, message.time, call)
             if refused:
                 return PostResult("retry", f"{result.text}: {len(refused)} alerts refused")
-            return result if silenced is None or result.outcome != "delivered" else silenced
+            if result.outcome != "delivered":
+                return result
+            has_silence = self._silence_s > 0 and message.has_fired and not is_owned
+            return self._end_silences(message, call) if has_silence else silenced or result
         except ConfigError as error:  # a secret that was readable at the start
             return PostResult("retry", str(error))
 
@@ -154,28 +161,53 @@ class AlertmanagerEndpoint(Endpoint):
 
     def _silence(self, message: Message, call: Call, renewed: int | None = None) -> PostResult:
         """Creates a silence for the incident, unless this message already did, or the acknowledgement has expired.
-        Its length counts from the time of the message.
+        Its length counts from the time of the message. It is for the severity that was acknowledged alone: a higher one
+        pages also if the silence could not be ended.
 
         renewed: when a silence that this message made is made again (UTC us), which needs the list of silences.
         """
         now = message.time if renewed is None else renewed
-        known, incident = _incident_of(message), str(message.main["labels"]["incident"])
+        known, labels = _incident_of(message), message.main["labels"]
         actor = str(known.get("acknowledged_by") or message.change.get("actor", PIPELINE))
         until = iso(message.time + int(self._silence_s * SECOND))
         until = min(until, str(known.get("acknowledged_until") or until))
         if until <= iso(now):
             return PostResult("delivered", "the acknowledgement has expired")
-        comment = cut(f"Acknowledged in Fleetpulse: {message.change.get('comment', '')} ({message.id})", 1000)
-        wanted = urllib.parse.quote(f'incident="{incident}"')
-        rows = _parse(self._request(call, f"/api/v2/silences?filter={wanted}"))
+        comment = cut(f"{ACKNOWLEDGED}{message.change.get('comment', '')} ({message.id})", 1000)
+        rows = _parse(self._list_silences(message, call))
         if not isinstance(rows, list) and renewed is not None:
             return PostResult("retry", "its silences cannot be read")
         if isinstance(rows, list) and any(row.get("comment") == comment for row in rows):
             return PostResult("delivered", "HTTP 200")
-        matcher = {"name": "incident", "value": incident, "isRegex": False, "isEqual": True}
-        made = {"matchers": [matcher], "startsAt": iso(now), "endsAt": until, "createdBy": actor}
+        matchers = [
+            {"name": name, "value": str(labels[name]), "isRegex": False, "isEqual": True}
+            for name in ("incident", "severity")
+        ]
+        made = {"matchers": matchers, "startsAt": iso(now), "endsAt": until, "createdBy": actor}
         answer = self._request(call, "/api/v2/silences", {**made, "comment": comment})
         return _classify(answer, _is_silence, "JSON with silenceID")
+
+    def _list_silences(self, message: Message, call: Call) -> Answer:
+        """Returns the answer with all silences of an incident, also those that have ended."""
+        wanted = urllib.parse.quote(f'incident="{message.main["labels"]["incident"]}"')
+        return self._request(call, f"/api/v2/silences?filter={wanted}")
+
+    def _end_silences(self, message: Message, call: Call) -> PostResult:
+        """Ends the silences of the acknowledgements of an incident, after its alerts were pushed; those of persons
+        stay."""
+        answer = self._list_silences(message, call)
+        rows = _parse(answer)
+        if not isinstance(rows, list):
+            return _classify(answer, lambda _: False, "a JSON list")
+        for row in rows:
+            is_over = row.get("status", {}).get("state") == "expired"
+            if is_over or not str(row.get("comment", "")).startswith(ACKNOWLEDGED):
+                continue
+            path = f"/api/v2/silence/{urllib.parse.quote(str(row.get('id', '')), safe='')}"
+            ended = classify_answer(answer := self._request(call, path, method="DELETE"))
+            if ended.outcome != "delivered" and answer.status != 404:  # 404: it is gone
+                return replace(ended, text=f"{ended.text}: the silence of an acknowledgement was not ended")
+        return PostResult("delivered", "HTTP 200")
 
     def _push(
         self, alerts: Sequence[Mapping[str, Any]], now: int, call: Call
@@ -216,10 +248,10 @@ class AlertmanagerEndpoint(Endpoint):
         one = self._receiver
         return Target(one.section, one.name, self._url + path, one.allow_http, one.allow_private, "urls")
 
-    def _request(self, call: Call, path: str, body: Any = None) -> Answer:
-        """Returns the answer to a GET, or to a POST with a body."""
+    def _request(self, call: Call, path: str, body: Any = None, method: str = "GET") -> Answer:
+        """Returns the answer to a request without a body, or to a POST with one."""
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        method = "GET" if data is None else "POST"
+        method = method if data is None else "POST"
         most = MAX_READ_BYTES if data is None else 4096
         return call(Request(self._target(path), data, read_auth(self._receiver), method, most))
 
