@@ -14,16 +14,15 @@ from pipeline.config.sections import Impact
 from pipeline.incidents.cases import SEVERITIES
 from pipeline.incidents.changes import Change
 from pipeline.incidents.doubt import DoubtBook
+from pipeline.incidents.facts import Fact, FactBook
 from pipeline.incidents.job_loss import (
     EARLIER,
     HOUR,
     SUFFERS,
     UNCOUNTED,
-    Fact,
     JobLoss,
     Kind,
     Moment,
-    read_fact,
 )
 from pipeline.incidents.job_pace import MINUTE
 from pipeline.incidents.jobs import JobBook, Parts
@@ -40,8 +39,6 @@ MOST_MEASURED = 1000
 """Incidents measured at a time; the others follow in turn. Chosen: 35 ms of CPU."""
 MOST_JOBS, MOST_AFFECTED = 50, 100
 """Jobs and affected entities that are listed; counts have all. Chosen: what a page shows."""
-FACTS_LAST = 600 * SECOND
-"""Time for which a finding about a lost or hanging part counts (us): as long as the Desk waits to resolve."""
 
 
 @dataclass(slots=True)
@@ -84,14 +81,14 @@ class Tracked:
 class ImpactBook:
     """The impact of every open incident. For the thread of the evaluation, under its lock.
 
-    dirty: incidents whose row in the store is old.   facts: what findings say about entities.
+    dirty: incidents whose row in the store is old.   facts: what findings say about devices and work.
     """
 
     def __init__(self, jobs: JobBook, prices: Impact) -> None:
         self.jobs, self.prices = jobs, prices
         self.tracked: dict[str, Tracked] = {}
         self.dirty: dict[str, Tracked] = {}
-        self.facts: dict[str, Fact] = {}
+        self.facts = FactBook()
         self.doubts = DoubtBook()
         self._turn: list[str] = []
         self._measured = 0
@@ -202,10 +199,7 @@ class ImpactBook:
 
     def _note_facts(self, findings: Iterable[Finding]) -> None:
         for f in findings:
-            if f.evidence.get("cleared") is True:
-                self.facts.pop(f.entity, None)
-            elif (fact := read_fact(f)) is not None:
-                self.facts[f.entity] = fact
+            self.facts.note(f)
             if self.doubts.note(f):
                 self._take_back_doubts(f.entity)
 
@@ -225,7 +219,7 @@ class ImpactBook:
         if 0 <= time - self._measured < EVERY:
             return
         self._measured = time
-        self.facts = {e: f for e, f in self.facts.items() if 0 <= time - f.time <= FACTS_LAST}
+        self.facts.drop_old(time)
         self.doubts.drop_old(time)
         self._claims.keep(self.jobs.jobs)
         if not self._turn:
@@ -243,9 +237,10 @@ class ImpactBook:
             self._renew_reach(tracked)
         before = [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
         self._doubt_jobs(tracked)
+        told = self.facts.list_of(tracked.incident)
         for loss in tracked.jobs.values():
             if loss.reached:
-                self._judge(tracked, loss, time)
+                self._judge(tracked, loss, self._find_fact(tracked, loss.job, told), time)
         return fresh or before != [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
 
     def _doubt_jobs(self, tracked: Tracked) -> None:
@@ -280,10 +275,10 @@ class ImpactBook:
             loss.gpus, loss.name, loss.account = job.gpus, job.name, job.account
         return loss
 
-    def _judge(self, tracked: Tracked, loss: JobLoss, time: int) -> None:
-        """Sets the state of a job, and counts what it lost since it was counted last."""
+    def _judge(self, tracked: Tracked, loss: JobLoss, fact: Fact | None, time: int) -> None:
+        """Sets the state of a job, and counts what it lost since it was counted last. fact: what findings say."""
         pace, job = self.jobs.paces.jobs.get(loss.job), self.jobs.jobs.get(loss.job)
-        fact, incident = self._find_fact(tracked, loss), tracked.incident
+        incident = tracked.incident
 
         def find_owner(began: int | None, kind: Kind) -> str:
             return self._find_owner(loss.job, began, kind, tracked)
@@ -307,13 +302,11 @@ class ImpactBook:
         else:
             loss.judge_by_steps(pace, now)
 
-    def _find_fact(self, tracked: Tracked, loss: JobLoss) -> Fact | None:
-        """Returns what findings say about the job or the parts that the incident names; losses first."""
-        incident, named = tracked.incident, [loss.job]
-        if loss.job in tracked.reach.jobs:  # beside the fault only findings about the job itself count
-            named += [incident.cause, *incident.members[:MOST_AFFECTED]]
-        found = [fact for entity in dict.fromkeys(named) if (fact := self.facts.get(entity)) is not None]
-        return min(found, key=lambda fact: ("lost", "hanging", "cut").index(fact.state), default=None)
+    def _find_fact(self, tracked: Tracked, job: str, told: Mapping[str, Fact]) -> Fact | None:
+        """Returns what findings say about a job or what its ranks run on; beside the fault only about the job itself.
+        told: what they say about the incident."""
+        parts = tracked.parts.get(job) if job in tracked.reach.jobs else None
+        return self.facts.find(job, told, parts, self.jobs.topology)
 
     def _find_owner(self, job: str, began: int | None, kind: Kind, mine: Tracked) -> str:
         """Returns the incident that counts what a job loses: that with the onset nearest to when this loss began.

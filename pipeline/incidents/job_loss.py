@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pipeline.incidents.facts import Fact
 from pipeline.incidents.job_pace import MINUTE, SLOWER, Gap, JobPace
 from pipeline.incidents.loss_claims import LossClaims
 from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.job_effect import name_doubt
 from pipeline.model.loss_owner import PAST, STEP_TIME, drop_owner, find_owner, name_owner
-from pipeline.model.records import SECOND, Finding, iso
+from pipeline.model.records import SECOND, iso
 
 HOUR = 3600 * SECOND
 EARLIER = 15 * MINUTE
@@ -35,32 +36,6 @@ RECOVERED = MINUTE
 minute of steps, the least that is measured."""
 JobState = Literal["slow", "hanging", "lost", "ended", "recovered", "unaffected", "unknown"]
 SUFFERS: frozenset[JobState] = frozenset({"slow", "hanging", "lost"})
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """What a finding says about an entity beyond numbers: it is lost, makes no progress, or is cut off: its link is
-    down, which a job may survive by other links."""
-
-    state: Literal["lost", "hanging", "cut"]
-    time: int
-    text: str
-
-
-def read_fact(finding: Finding) -> Fact | None:
-    """Returns what a finding says about lost, hanging or cut-off work; None: nothing. Suspicions say nothing."""
-    cause = finding.evidence.get("cause")
-    if finding.level == "suspect":
-        return None
-    if finding.detector == "telemetry" and cause in ("host", "power"):
-        return Fact("lost", finding.time, finding.summary)
-    if finding.detector == "xid" and ("79" in (finding.evidence.get("xids") or {})):
-        return Fact("lost", finding.time, finding.summary)
-    if finding.detector == "straggler_job" and cause in ("hang", "stall"):
-        return Fact("hanging", finding.time, finding.summary)
-    if finding.detector == "link" and finding.level == "page" and "down_s" in finding.evidence:
-        return Fact("cut", finding.time, finding.summary)  # a port below a page carries no job, or is not down long
-    return None
 
 
 Kind = Literal["pace", "stop", "fact"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.incidents.jobs import Places
+from pipeline.model.links import PEER
 from pipeline.model.places import find_ancestor
 from pipeline.model.topology import WORK, Topology, kind_of
 
@@ -38,13 +39,7 @@ def find_reach(cause: str, members: Iterable[str], topology: Topology, places: P
     """
     roots = list(dict.fromkeys((cause, *members)))
     work = [e for e in roots if kind_of(e) in WORK]
-    reached = dict.fromkeys(e for e in roots if kind_of(e) not in WORK)
-    spread = [e for e in reached if kind_of(e) in SPREADS or kind_of(e) in ("node", "gpu")]
-    reached |= dict.fromkeys(topology.descendants(*spread))
-    gpus = {e for e in reached if kind_of(e) == "gpu"}
-    for port in [e for e in reached if kind_of(e) == "port"]:
-        gpus.update(find_port_gpus(port, topology))
-    gpus |= {gpu for e in reached if kind_of(e) == "nvlink" and (gpu := topology.ancestor_of_kind(e, "gpu"))}
+    reached, gpus = _spread([e for e in roots if kind_of(e) not in WORK], topology)
     nodes = {e for e in reached if kind_of(e) == "node"}
     nodes |= {node for e in (*reached, *gpus) if (node := find_ancestor(e, "node", topology))}
     ranks = {rank for on in (*gpus, *(n for n in nodes if n in reached)) for rank in places.on.get(on, ())}
@@ -53,6 +48,28 @@ def find_reach(cause: str, members: Iterable[str], topology: Topology, places: P
     nodes |= {place.node for rank in ranks if (place := places.of.get(rank)) and place.node}
     beside = {n for e in reached if kind_of(e) in _BESIDE and (n := topology.ancestor_of_kind(e, "node"))}
     return Reach(frozenset(gpus), frozenset(nodes), frozenset(ranks), _by_job(ranks, places), _jobs_on(beside, places))
+
+
+def find_carriers(entity: str, topology: Topology) -> frozenset[str]:
+    """Returns the GPUs and nodes whose ranks an entity reaches by itself, a port also those at the other end of its
+    cable; none for work."""
+    if kind_of(entity) in WORK:
+        return frozenset()
+    far = topology.attributes.get(entity, {}).get(PEER)
+    reached, gpus = _spread((entity, far) if isinstance(far, str) else (entity,), topology)
+    return frozenset((*gpus, *(e for e in reached if kind_of(e) == "node")))
+
+
+def _spread(devices: Iterable[str], topology: Topology) -> tuple[dict[str, None], set[str]]:
+    """Returns the devices with all below them that suffers with them, and the GPUs that are, or depend on, one."""
+    reached = dict.fromkeys(devices)
+    spread = [e for e in reached if kind_of(e) in SPREADS or kind_of(e) in ("node", "gpu")]
+    reached |= dict.fromkeys(topology.descendants(*spread))
+    gpus = {e for e in reached if kind_of(e) == "gpu"}
+    for port in [e for e in reached if kind_of(e) == "port"]:
+        gpus.update(find_port_gpus(port, topology))
+    gpus |= {gpu for e in reached if kind_of(e) == "nvlink" and (gpu := topology.ancestor_of_kind(e, "gpu"))}
+    return reached, gpus
 
 
 def _ranks_of(entity: str, topology: Topology, places: Places) -> Iterable[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.incidents import ledger
 from pipeline.incidents.changes import Change
+from pipeline.incidents.facts import read_fact
 from pipeline.incidents.impact_rows import ImpactWriter, load_books, read_impact
-from pipeline.incidents.job_loss import read_fact
 from pipeline.incidents.loss_claims import LossClaims
 from pipeline.model.records import SECOND, Event, Finding, Incident, Level
 from pipeline.store.database import Database
