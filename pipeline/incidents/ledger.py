@@ -234,6 +234,11 @@ def load_incident(connection: duckdb.DuckDBPyConnection, id_: str) -> Incident |
     return next(iter(_load(connection, "WHERE id = $1", [id_])), None)
 
 
+def load_incidents(connection: duckdb.DuckDBPyConnection, ids: Sequence[str]) -> list[Incident]:
+    """Returns those of the incidents that are stored."""
+    return _load(connection, "WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(ids)]) if ids else []
+
+
 def count_history(connection: duckdb.DuckDBPyConnection, id_: str) -> int:
     """Returns the number of rows of the history of an incident: its version."""
     row = connection.execute("SELECT coalesce(max(number), 0) FROM history WHERE incident = $1", [id_]).fetchone()

@@ -218,7 +218,7 @@ class PayloadPlanner:
         source: AlertSource,
         locate: Callable[[str], Mapping[str, str]],
         read_sent: Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]],
-        annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
+        annotate: Callable[[Incident, None], Mapping[str, str]] = lambda incident, _: {},
         undecided: Collection[str] = frozenset(),
     ) -> None:
         self._annotate = annotate
@@ -378,7 +378,7 @@ class PayloadPlanner:
         }
 
     def _alert(self, incident: Incident, labels: Mapping[str, str], ended: int | None = None) -> Alert:
-        return make_alert(incident, labels, self._source.external_url, ended, self._annotate(incident))
+        return make_alert(incident, labels, self._source.external_url, ended, self._annotate(incident, None))
 
     def _emit(self, name: str, change: Change, alerts: Sequence[Alert], kind: Kind, now: int) -> Iterator[Payload]:
         """Yields the rows of one receiver: one with all alerts, or one per alert where routes group."""

@@ -21,10 +21,13 @@ class Annotations:
         self._advice = AdviceBook(config.incidents.advice_file, f"{pages.rstrip('/')}/detectors")
         self._find_impact = find_impact
 
-    def __call__(self, incident: Incident) -> Mapping[str, str]:
-        """Returns `summary`, `impact`, `suggested_action` and `runbook_url`, without empty ones."""
+    def __call__(self, incident: Incident, known: tuple[str, str] | None = None) -> Mapping[str, str]:
+        """Returns `summary`, `impact`, `suggested_action` and `runbook_url`, without empty ones.
+
+        known: the impact, as find_impact returns it, for threads which may not read the engine's books.
+        """
         found = self._advice.find(incident.detector, incident.cause)
-        impact, affected = self._find_impact(incident.id)
+        impact, affected = self._find_impact(incident.id) if known is None else known
         notes = {**found, "summary": add_to_title(incident.summary, affected), "impact": impact}
         notes["suggested_action"] = notes.pop("advice")
         return {name: text for name, text in notes.items() if text}

@@ -9,28 +9,27 @@ follows the routes of today. So a change of routes moves nothing that fires.
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import duckdb
 
 from pipeline.incidents import ledger
 from pipeline.incidents.ledger import Payload
-from pipeline.model.records import SECOND, iso
+from pipeline.model.records import SECOND
 from pipeline.notify import held_rows
+from pipeline.notify.group_messages import GroupMessage, MakeBody, make_payloads
 from pipeline.notify.groups import SAID_AGAIN, Group, GroupAlert, Groups, have_owners, name_group, read_group
 from pipeline.notify.inhibited_messages import Decision, HeldMessage, Settlement, Situation, decide, keep_firing
+from pipeline.notify.newest_texts import Renew
 from pipeline.notify.open_alerts import OpenAlertReader, OpenAlerts
 from pipeline.notify.routes import Labels, RouteNode, Rules, show_labels
 
 MOST = 1000
 """Incidents that are decided about in one transaction, and groups that are flushed in one: the first pages leave before
 the last of a storm is decided about, and the engine's writes wait for a fraction of a second. Chosen."""
-MakeBody = Callable[[Sequence[Mapping[str, Any]], str, Mapping[str, str], str], dict[str, Any]]
-"""Makes a body of version 4 of alerts, groupKey, group labels and reason."""
 REPLACED = "replaced by a later message"
 NEVER_SENT = "ended before it was sent"
 NO_ROUTE = "no route leads to it any more"
@@ -49,16 +48,6 @@ class Store(Protocol):
 
 
 @dataclass(slots=True)
-class _GroupMessage:
-    """A message of a group, with the alerts that it is about."""
-
-    group: Group
-    payload: Payload
-    alerts: Sequence[GroupAlert]
-    id: str = ""
-
-
-@dataclass(slots=True)
 class _Round:
     """What one transaction changes.
 
@@ -70,7 +59,7 @@ class _Round:
     now: int
     settled: list[Settlement] = field(default_factory=list)
     replaced: list[Payload] = field(default_factory=list)
-    messages: list[_GroupMessage] = field(default_factory=list)
+    messages: list[GroupMessage] = field(default_factory=list)
     updates: list[HeldMessage] = field(default_factory=list)
     touched: dict[str, Group] = field(default_factory=dict)
     behind: dict[str, set[str]] = field(default_factory=dict)
@@ -84,6 +73,11 @@ class _Round:
     def mute(self, messages: Iterable[HeldMessage], reason: str) -> None:
         """Never sends these."""
         self.settled += [Settlement(one.id, "muted", reason) for one in messages]
+
+    def say(self, message: GroupMessage) -> None:
+        """Adds the message of a group."""
+        self.messages.append(message)
+        self.touched[message.group.key] = message.group
 
 
 class HeldMessages:
@@ -100,11 +94,12 @@ class HeldMessages:
         rules: Rules,
         open_alerts: OpenAlertReader,
         make_body: MakeBody,
+        renew: Renew,
     ) -> None:
         self._store, self._receiver, self._routed_to = store, receiver, routed_to
         self._rules = rules
         self._routes = [node for node in rules.routes if node.receiver == routed_to]
-        self._reader, self._make_body = open_alerts, make_body
+        self._reader, self._make_body, self._renew = open_alerts, make_body, renew
         self.forget()
 
     def forget(self) -> None:
@@ -356,7 +351,7 @@ class HeldMessages:
                 pages_again = was_acknowledged and not have_owners(alerts)
                 event = next((event for event, text in SAID_AGAIN.items() if text == reason), "opened")
                 event = "resolved" if all(one.has_ended for one in alerts) else event
-                self._add_message(group, alerts, reason, event, this, pages_again)
+                this.say(GroupMessage(group, alerts, reason, event, pages_again))
 
     def _find_interval(self, group: Group) -> int:
         """Returns the interval of a group (us). No route may lead to it any more. Routes with the same matchers and the
@@ -389,31 +384,14 @@ class HeldMessages:
         """Says of the groups that changed whether all that fires in them is acknowledged, as soon as it is."""
         for group in list(this.touched.values()):
             if said := group.list_newly_acknowledged():
-                self._add_message(group, said, "unknown", "acknowledged", this)
-
-    def _add_message(
-        self,
-        group: Group,
-        alerts: Sequence[GroupAlert],
-        reason: str,
-        event: str,
-        this: _Round,
-        pages_again: bool = False,
-    ) -> None:
-        body = self._make_body([one.body for one in alerts], group.key, group.labels, reason)
-        said = {"event": event, "incidents": sorted({one.incident for one in alerts}), "time": iso(this.now)}
-        body["fleetpulse"] = {**said, "acknowledgement_ended": True} if pages_again else said
-        kinds: Mapping[str, Literal["update", "resolved"]] = {"acknowledged": "update", "resolved": "resolved"}
-        text = json.dumps(body, separators=(",", ":"))
-        payload = Payload(group.id, self._receiver, kinds.get(event, "firing"), text, this.now, of_group=True)
-        this.messages.append(_GroupMessage(group, payload, alerts))
-        this.touched[group.key] = group
+                this.say(GroupMessage(group, said, "unknown", "acknowledged"))
 
     # --- writing ----------------------------------------------------------------------------------
 
     def _write(self, connection: duckdb.DuckDBPyConnection, this: _Round) -> None:
         assert self._groups is not None
-        ids = ledger.write_payloads(connection, [*this.replaced, *(message.payload for message in this.messages)])
+        said = make_payloads(connection, this.messages, self._receiver, this.now, self._make_body, self._renew)
+        ids = ledger.write_payloads(connection, [*this.replaced, *said])
         for message, id_ in zip(this.messages, ids[len(this.replaced) :], strict=True):
             message.id = id_
         parts = self._settle_parts(this)
@@ -435,8 +413,8 @@ class HeldMessages:
             for row in (row for i in {a.incident for a in message.alerts} for row in self._rows.get(i, ())):
                 if row.id in settled or row.fingerprint not in said:
                     continue
-                if message.payload.kind == "update" or row.kind == "update":
-                    is_said = message.payload.kind == row.kind
+                if message.kind == "update" or row.kind == "update":
+                    is_said = message.kind == row.kind
                 else:
                     is_said = said[row.fingerprint].has_ended == row.has_ended and self._is_said(row)
                 if is_said:

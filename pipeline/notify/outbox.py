@@ -23,7 +23,7 @@ from pipeline.config.receivers import Notify
 from pipeline.incidents import ledger
 from pipeline.incidents.changes import Change
 from pipeline.incidents.ledger import Payload
-from pipeline.model.records import SECOND, Incident
+from pipeline.model.records import SECOND
 from pipeline.notify import alertmanager, delivery, retention
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
@@ -31,6 +31,7 @@ from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
 from pipeline.notify.held_messages import HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.missed_messages import plan_missed
+from pipeline.notify.newest_texts import Annotate, renew_texts
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.remote_silences import build_remote_silences, load_resent
@@ -83,7 +84,7 @@ class Notifier:
     """Makes payloads from changes and delivers them. Raises ConfigError on receivers that can never be called.
 
     alive: returns whether the pipeline is ready; while it is not, the Watchdog is not sent.
-    locate: entity -> where it is, as labels of its alerts.  annotate: incident -> further annotations of its alerts.
+    locate: entity -> where it is, as labels of its alerts.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Notifier:
         timeout_s: float = delivery.TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
         locate: Callable[[str], Mapping[str, str]] = lambda entity: {},
-        annotate: Callable[[Incident], Mapping[str, str]] = lambda incident: {},
+        annotate: Annotate = lambda incident, impact: {},
     ) -> None:
         self.receivers = build_endpoints(notify.receivers)
         self.health = {name: ReceiverHealth() for name in self.receivers}
@@ -109,6 +110,7 @@ class Notifier:
         self._planner = PayloadPlanner(
             *(self.receivers, rules, self._source, locate, self._read_sent, annotate), self._undecided
         )
+        self._renew = functools.partial(renew_texts, external_url=self._source.external_url, annotate=annotate)
         self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
         self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all, self._planner.is_for_people)
@@ -139,7 +141,8 @@ class Notifier:
         alerts = OpenAlertReader(self._load_inhibited)
         return {
             name: HeldMessages(
-                *(self._store, name, endpoint.receiver, rules, alerts), functools.partial(self._make_body, name)
+                *(self._store, name, endpoint.receiver, rules, alerts),
+                *(functools.partial(self._make_body, name), self._renew),
             )
             for name, endpoint in self.receivers.items()
         }
@@ -355,7 +358,7 @@ class Notifier:
         endpoint = self.receivers[name]
         watchdog = alertmanager.make_watchdog(self._source, self._started, endpoint.receiver)
         if endpoint.resend_s:
-            alerts = load_resent(self._store, name, now)
+            alerts = load_resent(self._store, name, now, self._renew)
             return endpoint.resend([*alerts, *(watchdog["alerts"] if self._alive() else [])], now, self._call)
         if endpoint.watchdog:
             return endpoint.send(Message(f"watchdog.{now}.{name}", "watchdog", "firing", watchdog, "", now), self._call)

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.model.records import SECOND
 from pipeline.notify.delivery import Call
 from pipeline.notify.held_messages import Store
+from pipeline.notify.newest_texts import Renew
 from pipeline.notify.receivers import Endpoint, Message
 
 RESEND_RESOLVED_S = 300
@@ -40,11 +41,13 @@ _GONE = "DELETE FROM notify_silences WHERE receiver = $1 AND NOT list_contains($
 _SILENCED = "INSERT OR REPLACE INTO notify_silences VALUES ($1, $2, $3, make_timestamptz($4::BIGINT))"
 
 
-def load_resent(store: Store, name: str, now: int) -> list[Mapping[str, Any]]:
-    """Returns the delivered alerts that fire, and those that ended within RESEND_RESOLVED_S."""
+def load_resent(store: Store, name: str, now: int, renew: Renew | None = None) -> list[Mapping[str, Any]]:
+    """Returns the delivered alerts that fire, and those that ended within RESEND_RESOLVED_S. renew: if they are sent
+    again, for the texts of now."""
     with closing(store.cursor()) as cursor:
         rows = cursor.execute(_RESENT, [name, now - RESEND_RESOLVED_S * SECOND]).fetchall()
-    return [alert for (body,) in rows for alert in json.loads(body)["alerts"]]
+        alerts = [alert for (body,) in rows for alert in json.loads(body)["alerts"]]
+        return alerts if renew is None else renew(cursor, alerts)
 
 
 class RemoteSilences:
