@@ -14,12 +14,12 @@ from typing import Any
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, MissingCopy, Unreachable, UsageError
+from pipeline.model.errors import ConfigError, FleetpulseError, MissingCopy, Unreachable, UsageError
 from pipeline.model.records import iso
 from pipeline.notify import delivery
 from pipeline.notify.alertmanager import STILL_FIRING, compute_fingerprint, make_body
 from pipeline.notify.receivers import TEST, Endpoint, Message, build_receiver
-from pipeline.notify.routes import RouteNode, build_rules
+from pipeline.notify.routes import RouteNode, Rules, build_rules
 from pipeline.runtime.credentials import list_handed_out
 
 Rows = list[dict[str, Any]]
@@ -148,7 +148,7 @@ def _describe_answers(name: str, step: str, result: delivery.PostResult, answers
 
 def run_routes(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[str]]:
     """Returns the rows of one verb: the routes, or those that an alert with the given labels takes."""
-    rules = build_rules(config.notify)
+    rules = _build_rules(config)
     if (given.verb or "show") == "show":
         if rules.top is None:
             return [{"route": "(no routes)", "receiver": name, **_timers(None)} for name in _names(config)], SHOWN
@@ -161,6 +161,13 @@ def run_routes(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequenc
     found = [(node, node.group_key(labels)[len(node.key) + 1 :]) for node in rules.top.match(labels)]
     rows = [{"receiver": node.receiver, "route": node.key, "group": group, **_timers(node)} for node, group in found]
     return [{**row, "inhibits": inhibits} for row in rows], ROUTED
+
+
+def _build_rules(config: Config) -> Rules:
+    try:
+        return build_rules(config.notify)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: {error}") from error
 
 
 def _names(config: Config) -> list[str]:
@@ -208,7 +215,7 @@ def check_receivers(config: Config) -> Check | list[Check]:
         meaning = "incidents are shown only on the dashboard"
         return Check("receivers", "warn", "none", meaning, "add [[notify.webhooks]] or another: docs/receivers.md")
     try:
-        build_rules(config.notify)
+        _build_rules(config)
     except FleetpulseError as error:
         return Check("receivers", "fail", str(error), "the pipeline does not start", "fleetpulse routes show")
     states = _read_states(config)

@@ -52,16 +52,24 @@ class Matcher:
         fits = any(_fits(self.value, v) for v in found) if listed is None else not listed.isdisjoint(found)
         return fits == self.is_equal
 
+    def holds(self, value: str) -> bool:
+        """Returns whether the one value of the label fulfils it."""
+        if not self.is_regex:
+            return (value == self.value) == self.is_equal
+        listed = list_values(self.value)
+        return (_fits(self.value, value) if listed is None else value in listed) == self.is_equal
+
     def __str__(self) -> str:
-        return f"{self.name}{self._sign}{quote_value(self.value)}"
+        return f"{self.name}{self.sign}{quote_value(self.value)}"
 
     @property
-    def _sign(self) -> str:
+    def sign(self) -> str:
+        """Its operator."""
         return ("=~" if self.is_regex else "=") if self.is_equal else ("!~" if self.is_regex else "!=")
 
     def shorten(self) -> str:
         """Returns it as text for people: of a long value the beginning, and how much it is."""
-        return f"{self.name}{self._sign}{quote_value(self.short_value)}"
+        return f"{self.name}{self.sign}{quote_value(self.short_value)}"
 
     @property
     def short_value(self) -> str:

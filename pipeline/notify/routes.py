@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from pipeline.config.receivers import InhibitRule, Notify, Route, parse_duration
 from pipeline.config.settings import build_section
+from pipeline.incidents.matchers import Matcher, check_matcher
 from pipeline.incidents.silences import STORM_RECEIVERS
-from pipeline.model.errors import ConfigError
-from pipeline.model.matcher_text import quote_value, unquote_value
+from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.matcher_text import unquote_value
 
 EACH = ("...",)
 """`group_by` that groups nothing."""
@@ -23,30 +24,10 @@ SEPARATOR = ", "
 """Between the names of several receivers, which have no comma."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matcher:
-    """One condition on a label; a label that is missing is empty."""
-
-    name: str
-    operator: str
-    value: str
-    pattern: re.Pattern[str] | None = None
-
-    def holds(self, labels: Labels) -> bool:
-        """Returns whether the labels match; regular expressions match the whole value."""
-        found = labels.get(self.name, "")
-        if self.pattern is not None:
-            return (self.pattern.fullmatch(found) is not None) == (self.operator == "=~")
-        return (found == self.value) == (self.operator == "=")
-
-    def __str__(self) -> str:
-        return f"{self.name}{self.operator}{quote_value(self.value)}"
-
-
 def parse_matchers(texts: Iterable[str], where: str) -> tuple[Matcher, ...]:
     """Returns the matchers of texts such as `severity="critical"` or `{rack=~"r1.*", node!="n7"}`, sorted by name.
 
-    Raises ConfigError.
+    Raises ConfigError, also on what RE2 refuses.
     """
     found: list[Matcher] = []
     for text in texts:
@@ -58,19 +39,18 @@ def parse_matchers(texts: Iterable[str], where: str) -> tuple[Matcher, ...]:
             if one is None:
                 raise ConfigError(f'{where} {text!r}: expected matchers such as severity="critical" or rack=~"r1.*"')
             name, operator, value = one.groups()
-            value = unquote_value(value)
+            made = Matcher(name, unquote_value(value), "~" in operator, not operator.startswith("!"))
             try:
-                pattern = re.compile(value) if "~" in operator else None
-            except re.error as error:
-                raise ConfigError(f"{where} {text!r}: not a regular expression: {error}") from error
-            found.append(Matcher(name, operator, value, pattern))
+                found.append(check_matcher(made))
+            except UsageError as error:
+                raise ConfigError(f"{where}: {error}; expected a regular expression of RE2") from error
             at = one.end()
-    return tuple(sorted(found, key=lambda m: (m.name, m.value, m.operator)))
+    return tuple(sorted(found, key=lambda m: (m.name, m.value, m.sign)))
 
 
 def match_all(matchers: Sequence[Matcher], labels: Labels) -> bool:
-    """Returns whether all matchers hold."""
-    return all(matcher.holds(labels) for matcher in matchers)
+    """Returns whether all matchers hold; a label that is missing is empty."""
+    return all(matcher.holds(labels.get(matcher.name, "")) for matcher in matchers)
 
 
 # --- the tree -------------------------------------------------------------------------------------

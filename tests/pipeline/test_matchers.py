@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fleetpulse
 from pipeline.api import federate
 from pipeline.config.receivers import InhibitRule
 from pipeline.incidents.matchers import (
@@ -57,9 +59,9 @@ def test_an_expression_is_one_by_itself_wherever_matchers_are_read(pattern: str)
         parse_matcher(text)
     with pytest.raises(UsageError, match="matcher rack=~"):
         parse_matcher({"name": "rack", "value": pattern, "isRegex": True})
-    with pytest.raises(ConfigError, match="not a regular expression"):
+    with pytest.raises(ConfigError, match=r"matcher rack=~.*; expected a regular expression of RE2"):
         routes.parse_matchers([text], "[notify.route] matchers")
-    with pytest.raises(ConfigError, match="not a regular expression"):
+    with pytest.raises(ConfigError, match=r"matcher rack=~.*; expected a regular expression of RE2"):
         routes.build_inhibitions([InhibitRule(source_matchers=(text,), target_matchers=("a=b",))])
     matcher = federate.Matcher("rack", "=~", pattern)
     with pytest.raises(UsageError, match="not an expression of RE2"):
@@ -106,3 +108,44 @@ def test_long_values_are_short_for_people_and_say_how_much_they_are() -> None:
     made = make_list("scope", [f"x:{i:03d}{'y' * 190}" for i in range(200)])
     assert made.shorten() == f'scope=~"x:000{"y" * 115}…|… (200 values)"'
     assert parse_matcher(f"rack=~{'a.*' * 300}").shorten().endswith('… (900 characters)"')
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        ('node=~"n[[:digit:]]+"', "n12", True),
+        ('node!~"n[[:digit:]]+"', "n12", False),
+        ('node=~"n[[:digit:]]+"', "nd]", False),
+        (r'node=~"\\pL+"', "näher", True),
+        ('node=~"a.b"', "a\nb", True),
+        ('node=~"n1|n2"', "n2", True),
+        ('node!~"n1|n2"', "n2", False),
+        ('node=~"n1"', "n12", False),
+    ],
+)
+def test_expressions_of_routes_and_rules_are_those_of_silences(text: str, value: str, holds: bool) -> None:
+    labels = {"node": value}
+    assert routes.match_all(routes.parse_matchers([text], "x"), labels) is holds
+    assert parse_matcher(text).matches({"node": (value,)}) is holds
+    (rule,) = routes.build_inhibitions([InhibitRule(source_matchers=("a=b",), target_matchers=(text,))])
+    assert (rule.find_source(labels, {"inc-1": {"a": "b"}}) == "inc-1") is holds
+
+
+def test_no_expression_of_a_route_takes_long() -> None:
+    """Python's `re` takes years for this one."""
+    (matcher,) = routes.parse_matchers(['job=~"(a+)+"'], "x")
+    assert not matcher.holds("a" * 5000 + "b")
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("routes", "test", "severity=critical")])
+@pytest.mark.parametrize("pattern", [r"(?=n)n1", r"(a)\\1", "n(", "(?P<x>a)(?P=x)"])
+def test_an_expression_that_re2_refuses_is_named_with_its_file_and_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], pattern: str
+) -> None:
+    hook = '[[notify.webhooks]]\nname = "hook"\nurl = "https://x.example/"\n'
+    route = f'[notify.route]\nreceiver = "hook"\n[[notify.route.routes]]\nmatchers = [\'node=~"{pattern}"\']\n'
+    (path := tmp_path / "fleetpulse.toml").write_text(hook + route)
+    assert fleetpulse.main([*command, "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f'{path}: [notify.route.routes[0]] matchers: matcher node=~"{pattern}": ' in said
+    assert "; expected a regular expression of RE2" in said
