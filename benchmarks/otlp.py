@@ -27,6 +27,7 @@ from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import Arrival
 from pipeline.model.records import OTLP, SECOND
 from pipeline.model.signals import CATALOGUE
+from pipeline.runtime.memory import reduce_gc, tune_allocator
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import Message, Partition
@@ -149,6 +150,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    tune_allocator()  # as the pipeline does
+    reduce_gc()
     rng = np.random.default_rng(1)
     messages = [new_request(f"n{n:04d}", options.gpus) for n in range(options.nodes)]
     sizes = 40 * options.gpus

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.foreign import walker
 from pipeline.foreign.plan import Plan, Samples, build_plan
+from pipeline.foreign.repeats import PlanKey, RepeatedMessages
 from pipeline.foreign.series import Series
 from pipeline.foreign.walker import Flat, Walker
 from pipeline.model.errors import WireError
@@ -43,8 +44,8 @@ class OtlpDecoder:
 
     def __init__(self, site: str, node_attributes: Sequence[str]) -> None:
         self._site, self._node_attributes = site, tuple(node_attributes)
-        self._walker = Walker()
-        self._plans: OrderedDict[tuple[int, int, int, str], Plan] = OrderedDict()
+        self._walker, self._repeats = Walker(), RepeatedMessages()
+        self._plans: OrderedDict[PlanKey, Plan] = OrderedDict()
         self._cached = 0
 
     def decode(self, message: bytes | memoryview, node: str = "") -> Iterator[Samples]:
@@ -52,8 +53,16 @@ class OtlpDecoder:
 
         node: the one that all of it belongs to; "" if its attributes give the node.
         """
+        if (repeated := self._repeats.find(message, node)) is not None:
+            known, values = repeated
+            if all(key in self._plans for key, _, _ in known.parts):
+                for key, first, after in known.parts:
+                    self._plans.move_to_end(key)
+                    yield self._plans[key].read(values[first:after])
+                return
         flat = self._walker.walk(message)
         resources, values = flat.resources, flat.values
+        parts: list[tuple[PlanKey, int, int]] = []
         for r in range(int(flat.counts[walker.RESOURCES])):
             first, after = int(resources[r, walker.FIRST]), int(resources[r + 1, walker.FIRST])
             key = (int(resources[r, walker.HASH]), int(resources[r, walker.HASH + 1]), after - first, node)
@@ -62,11 +71,13 @@ class OtlpDecoder:
                 plan = self._add_plan(key, message, flat, r)
             else:
                 self._plans.move_to_end(key)
+            parts.append((key, first, after))
             yield plan.read(values[first:after])
+        self._repeats.keep(message, node, flat, parts)
         dropped = {"exemplars": walker.EXEMPLARS, "buckets": walker.BUCKETS, "stale": walker.STALE}
         yield Samples(dropped={what: int(flat.counts[position]) for what, position in dropped.items()})
 
-    def _add_plan(self, key: tuple[int, int, int, str], message: bytes | memoryview, flat: Flat, resource: int) -> Plan:
+    def _add_plan(self, key: PlanKey, message: bytes | memoryview, flat: Flat, resource: int) -> Plan:
         series = list(read_series(bytes(message), flat, resource))
         own = bool(series) and series[0][0].resource.get("service.name") == OWN_SERVICE
         plan = build_plan([] if own else series, self._site, self._node_attributes, node=key[-1])

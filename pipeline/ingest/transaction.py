@@ -164,12 +164,16 @@ class TransactionWrites:
         rejected = reject_faults(batch)
         excluded: dict[int, frozenset[str]] = {}
         for i, samples in enumerate(batch.nodes):
-            layout = samples.part.layout
-            try:
-                out, refused = admission.admit_layout(layout, min(int(samples.times[-1]), item.arrived))
-            except Rejected as error:
-                out, refused = frozenset(samples.part.inventory), (error,)
-            rejected += refused
+            layout, time = samples.part.layout, min(int(samples.times[-1]), item.arrived)
+            out: frozenset[str] = frozenset()
+            if admission.is_settled(layout, time):
+                admission.record_settled(layout.node, time)
+            else:
+                try:
+                    out, refused = admission.admit_layout(layout, time)
+                except Rejected as error:
+                    out, refused = frozenset(samples.part.inventory), (error,)
+                rejected += refused
             if self.agents.has_agent(layout.node, self.now):
                 self.counters["foreign_shadowed"] += samples.part.count_values(samples.part.measured)[2]
                 out |= samples.part.measured

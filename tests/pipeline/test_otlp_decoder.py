@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.foreign import repeats
 from pipeline.foreign.otlp import OtlpDecoder
 from pipeline.foreign.plan import MAX_JOINED
+from pipeline.foreign.repeats import RepeatedMessages
+from pipeline.foreign.walker import Walker
 from pipeline.model.errors import WireError
 from tests.examples import examples
 from tests.pipeline.otlp_requests import T0_NS, Request, gpu_request, set_attributes
@@ -249,6 +252,68 @@ def test_changed_bytes_are_refused_or_read_and_never_an_error(changes: list[tupl
     except WireError:
         return
     assert len(found) <= 6
+
+
+def read_or_refuse(message: bytes, using: OtlpDecoder) -> Row | str:
+    """The values of a message, or the reason why it is refused."""
+    try:
+        return read(message, using)
+    except WireError as error:
+        return str(error)
+
+
+def with_summary() -> bytes:
+    request = Request().gauge("a", 1.0)
+    request.scope.metrics.add(name="s").summary.data_points.add(time_unix_nano=T0_NS, count=7, sum=14.0)
+    return request.encode()
+
+
+KINDS = {
+    "gauges and counters": MESSAGE,
+    "two resources": Request().sum("a", 1, slot="x").sum("a", 2, slot="y").node("n2").gauge("b", 3.0).encode(),
+    "a summary beside a gauge": with_summary(),
+}
+
+
+@pytest.mark.parametrize("what", KINDS)
+@settings(max_examples=examples(300), deadline=None)
+@given(data=st.data())
+def test_a_message_that_repeats_a_known_one_is_read_as_if_it_was_walked(what: str, data: st.DataObject) -> None:
+    """Whatever bytes differ: a message is compared with the one before, whose places of times and values are known."""
+    known, using, walking = KINDS[what], decoder(), decoder()
+    setattr(walking._repeats, "find", lambda *_: None)  # noqa: B010 - mypy refuses to replace a method
+    for _ in range(3):
+        assert read(known, using) == read(known, walking)
+    for _ in range(2):
+        changes = data.draw(st.lists(st.tuples(st.integers(0, len(known) - 1), st.integers(0, 255)), max_size=3))
+        changed = bytearray(known)
+        for at, byte in changes:
+            changed[at] = byte
+        # as text, in which not a number equals itself
+        assert repr(read_or_refuse(bytes(changed), using)) == repr(read_or_refuse(bytes(changed), walking))
+    assert read(known, using) == read(known, walking)
+
+
+def test_a_message_that_repeats_another_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    using, later = decoder(), gpu_request(time=T0_NS + 5_000_000_000, first=50.0)
+    for _ in range(2):
+        read(gpu_request(), using)
+    monkeypatch.setattr(using, "_walker", None)
+    assert read(later, using) == read(later)
+
+
+def test_messages_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "MOST_BYTES", 5_000)
+    kept = RepeatedMessages()
+    walk = Walker().walk
+    for _ in range(2):
+        for n in range(10):
+            message = gpu_request(f"n{n}")
+            for _ in range(2):
+                kept.keep(message, "", walk(message), ())
+            assert kept.find(message, "") is not None
+            assert sum(repeats._size_of(*entry) for entry in kept._kept.items()) == kept._size <= 5_000
+    assert kept.find(gpu_request("n0"), "") is None
 
 
 @pytest.mark.parametrize(
