@@ -37,7 +37,7 @@ class EndedRanks:
 
     def remove_ended(self, inventories: Sequence[Event]) -> tuple[str, ...]:
         """Applies inventories that are already merged into the topology; returns the entities that ended."""
-        ended: list[str] = []
+        dropped: dict[str, None] = {}
         emptied: list[str] = []
         works: dict[str, None] = {}
         for event in inventories:
@@ -46,14 +46,14 @@ class EndedRanks:
                 continue
             node = event.entity.partition(":")[2]
             absent = self._ranks.get(node, set()) - reported.keys()
-            # a rank that another node reports by now has moved
-            ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
+            dropped |= dict.fromkeys(sorted(absent))
             for rank in absent:  # not as a set minus all keys, which reads the whole topology for each inventory
                 if rank not in self._topology.parents:  # already removed elsewhere
                     self._move_rank(rank, ())
             self._ranks[node] = self._ranks.get(node, set()) - absent
             emptied += self._add_ranks(entity for entity in reported if kind_of(entity) == "rank")
             works |= {entity: None for entity in reported if kind_of(entity) in WORK}
+        ended = [rank for rank in dropped if self._is_unlisted(rank)]
         emptied += self._find_empty(works)
         emptied += (over for rank in ended for over in self._move_rank(rank, ()))
         ended += dict.fromkeys(over for over in emptied if over not in self._members)
@@ -61,6 +61,12 @@ class EndedRanks:
             return ()
         self._topology.remove_entities(ended)
         return tuple(ended)
+
+    def _is_unlisted(self, rank: str) -> bool:
+        """Returns whether a rank that a node dropped is listed by none now: neither by the node that it moved to, nor
+        again by its own, in a newer inventory of those applied together."""
+        node = self._topology.attributes.get(rank, {}).get(ATTRIBUTE)
+        return isinstance(node, str) and rank not in self._ranks.get(node, ())
 
     def _add_ranks(self, ranks: Iterable[str]) -> list[str]:
         """Adds ranks; returns the stages and jobs that are empty because a rank moved to another one."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import duckdb
 import pyarrow as pa
 
 from pipeline.model.membership import ATTRIBUTE, parse_inventory
-from pipeline.model.records import SECOND, EventBatch
+from pipeline.model.records import SECOND, Event, EventBatch, Origin
 from pipeline.model.topology import kind_of
 from pipeline.store.append import NEVER, TIME, insert_columns, register_columns, to_timestamps
 from pipeline.store.database import Database
 from pipeline.store.job_membership import update_job_ranks
 from pipeline.store.topology_lines import keep_past
 
+_Lines = list[tuple[str, list[str], dict[str, object]]]
+_Reported = tuple[Event, Origin, _Lines]
+"""An inventory with its sender and (entity, parents, attributes)."""
 UPGRADE_WINDOW = 1800 * SECOND
 """Time within which an upgrade of agents may explain their silence (us). Chosen."""
 _FIND_UPGRADE = """
@@ -52,27 +55,47 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
         },
     )
     update_job_ranks(connection, flat)
-    known: dict[str, tuple[str, str, str, bool, list[str], str, str, int]] = {}
-    for event, origin in flat:
-        if event.kind == "inventory":
-            for entity, parents, attributes in parse_inventory(event.data):
-                facts = json.dumps(attributes, sort_keys=True)
-                row = (origin.site, origin.simulated, parents, facts, origin.node, event.time)
-                known[entity] = (entity, kind_of(entity), *row)
+    found = [(e, o) for e, o in flat if e.kind == "inventory" and isinstance(e.data.get("entities"), dict)]
+    for together in _split_inventories((e, o, parse_inventory(e.data)) for e, o in found):
+        _write_inventories(connection, together)
+
+
+def _split_inventories(reported: Iterable[_Reported]) -> Iterable[list[_Reported]]:
+    """Returns inventories by turns: written turn by turn, the tables are as after one by one. A commit of a backlog has
+    many of each node. One with other ranks for its node, or other parents for an entity, comes after those before."""
+    turns: dict[int, list[_Reported]] = {}
+    of: dict[object, tuple[int, object]] = {}  # node or entity -> its newest turn, and the ranks or parents there
+    for event, origin, lines in reported:
+        says: dict[object, object] = {entity: parents for entity, parents, _ in lines}
+        says[origin.site, event.entity] = {entity for entity, _, _ in lines if kind_of(entity) == "rank"}
+        turn = max((of[key][0] + (of[key][1] != now) for key, now in says.items() if key in of), default=0)
+        of |= {key: (turn, now) for key, now in says.items()}
+        turns.setdefault(turn, []).append((event, origin, lines))
+    return (turns[turn] for turn in sorted(turns))
+
+
+def _write_inventories(connection: duckdb.DuckDBPyConnection, reported: Sequence[_Reported]) -> None:
+    """Updates the table `entity` by inventories; of several lines for an entity the last one counts."""
+    known: dict[str, tuple[str, str, str, bool, list[str], str, str, int, int]] = {}
+    for event, origin, lines in reported:
+        for entity, parents, attributes in lines:
+            facts = json.dumps(attributes, sort_keys=True)
+            since = known[entity][-1] if entity in known else event.time
+            row = (origin.site, origin.simulated, parents, facts, origin.node, event.time, since)
+            known[entity] = (entity, kind_of(entity), *row)
+    left = _possibly_empty(connection, known)
     if known:
-        names = ("entity", "kind", "site", "simulated", "parents", "attributes", "node", "named")
+        names = ("entity", "kind", "site", "simulated", "parents", "attributes", "node", "named", "since")
         columns = dict(zip(names, map(list, zip(*known.values(), strict=True)), strict=True))
         columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
-        columns["named"] = to_timestamps(columns["named"])
-        left = _possibly_empty(connection, known)
-        columns["since"] = columns["named"]
-        renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
-        since = "since = CASE WHEN entity.parents = excluded.parents THEN entity.since ELSE excluded.since END"
+        columns |= {name: to_timestamps(columns[name]) for name in ("named", "since")}
+        renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:-1])
+        begun = "since = CASE WHEN entity.parents = excluded.parents THEN entity.since ELSE excluded.since END"
         with register_columns(connection, "new_lines", columns):
             keep_past(connection, "new_lines")
-        insert_columns(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}, {since}")
-        reported = sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"})
-        _remove_ended(connection, reported, known, left)
+        insert_columns(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}, {begun}")
+    senders = sorted({(o.site, e.entity.partition(":")[2]) for e, o, _ in reported})
+    _remove_ended(connection, senders, known, left)
 
 
 def _possibly_empty(connection: duckdb.DuckDBPyConnection, known: Collection[str]) -> set[str]:

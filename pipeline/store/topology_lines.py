@@ -42,11 +42,11 @@ _WORK = "('rank', 'stage', 'job')"
 
 
 def keep_past(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Moves the parents of entities that inventories change into the past. table: the new lines, with `named`."""
+    """Moves the parents of entities that inventories change into the past. table: the new lines, with `since`."""
     connection.execute(
         f"""INSERT INTO inventory_past
-            SELECT e.entity, e.parents, e.node, e.since, i.named FROM entity e JOIN "{table}" i ON i.entity = e.entity
-            WHERE e.parents <> i.parents AND len(e.parents) > 0 AND coalesce(e.since < i.named, true)
+            SELECT e.entity, e.parents, e.node, e.since, i.since FROM entity e JOIN "{table}" i ON i.entity = e.entity
+            WHERE e.parents <> i.parents AND len(e.parents) > 0 AND coalesce(e.since < i.since, true)
             AND e.kind NOT IN {_WORK}"""
     )
 
