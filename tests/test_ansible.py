@@ -403,6 +403,43 @@ def test_a_host_in_both_groups_has_the_package_of_the_server_alone_and_runs_its_
 
 
 @pytest.mark.ansible
+def test_the_commands_of_the_guide_find_the_packages_that_make_dist_wrote(tmp_path: Path) -> None:
+    """`dist` was looked for below deploy/ansible. Roll-outs of the benchmarks name the folder from the root."""
+    shutil.copytree(ANSIBLE, tmp_path / "deploy/ansible")
+    shutil.copy(ANSIBLE / "inventory.example.yml", tmp_path / "inventory.yml")
+    tasks_file = tmp_path / "deploy/ansible/roles/fleetpulse/tasks/main.yml"
+    tasks = yaml.safe_load(tasks_file.read_text().replace("/var/cache", str(tmp_path / "cache")))
+    wanted = [task for task in tasks if task["name"] in ("The package's name", "Copy the package")]
+    tasks_file.write_text(yaml.safe_dump(wanted))
+    version, machine = DEFAULTS["fleetpulse_version"], os.uname().machine
+    names = {f"fleetpulse-{kind}-{version}-1.{machine}.rpm" for kind in ("agent", "server")}
+    deb = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine)
+    names |= {f"fleetpulse-{kind}_{version}-1_{deb}.deb" for kind in ("agent", "server")}
+    for folder in ("dist", "cache"):
+        (tmp_path / folder).mkdir()
+    guide = (ROOT / "docs/install.md").read_text()
+    command = re.search(r"^    ansible-playbook (-i \S+ \S+/site\.yml)", guide, re.MULTILINE)
+    assert command is not None
+    hosts = ["--limit", "fleetpulse.example,gpu001.example", "-e", "ansible_connection=local ansible_become=false"]
+    words = [find_program(), *command[1].split(), *hosts, "-e", f"ansible_python_interpreter={sys.executable}"]
+    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+
+    def run() -> tuple[int, str]:
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    code, said = run()
+    assert (code, f"'{tmp_path}/dist/fleetpulse-server" in said) == (2, True), said
+    for name in names:
+        (tmp_path / "dist" / name).write_text(name)
+    code, said = run()
+    assert code == 0, said
+    copied = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert copied <= names
+    assert {name.split(version)[0][:-1] for name in copied} == {"fleetpulse-agent", "fleetpulse-server"}
+
+
+@pytest.mark.ansible
 @pytest.mark.parametrize("playbook", ["site.yml", "uninstall.yml"])
 def test_ansible_reads_the_playbooks(playbook: str, tmp_path: Path) -> None:
     words = [find_program(), "-i", "inventory.example.yml", "--syntax-check", playbook]
