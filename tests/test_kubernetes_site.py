@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config.sections import load_config
+from tests import test_kubernetes_deployment as deployment
 from tests.kubernetes_cluster import Cluster, ClusterError, missing
 from tests.parts import do_without
 from tests.test_kubernetes_deployment import helm
@@ -37,13 +38,25 @@ ALL_ON: dict[str, Any] = {
     "podDisruptionBudget": {"maxUnavailable": 0},
     "agent": {"kafka": {"bootstrapServers": "k1:9093"}},
 }
+MONITOR = {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
 CASES = pytest.mark.parametrize("values", [LEAST, ALL_ON], ids=["least", "all on"])
+
+
+class Strict(yaml.SafeLoader):
+    """Refuses a key that stands twice in one map, as Flux and kustomize do; Helm and PyYAML take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"found {twice} twice, expected once", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def render(values: dict[str, Any], namespace: str = "fleetpulse") -> list[dict[str, Any]]:
     done = helm("template", "site", str(CHART), "--namespace", namespace, values=values)
     assert done.returncode == 0, done.stderr
-    return [found for found in yaml.safe_load_all(done.stdout) if found]
+    return [found for found in yaml.load_all(done.stdout, Strict) if found]
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -61,6 +74,21 @@ def servers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_helm_lint_reports_nothing(values: dict[str, Any]) -> None:
     done = helm("lint", "--strict", str(CHART), values=values)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("chart", "values"),
+    [(CHART, LEAST), (CHART, ALL_ON | MONITOR), (deployment.CHART, {}), (deployment.CHART, deployment.ALL_ON)],
+    ids=["site, least", "site, all on", "agent, default", "agent, all on"],
+)
+def test_no_key_stands_twice_in_what_a_chart_writes(chart: Path, values: dict[str, Any]) -> None:
+    """The labels of a Service named `app.kubernetes.io/instance` twice, and Flux refused the chart."""
+    done = helm("template", "site", str(chart), values=values)
+    assert done.returncode == 0, done.stderr
+    assert [one["kind"] for one in yaml.load_all(done.stdout, Strict) if one]
+    with pytest.raises(yaml.constructor.ConstructorError, match=r"\['a'\] twice"):
+        yaml.load("{a: 1, b: 2, a: 1}", Strict)
 
 
 @pytest.mark.helm
@@ -188,7 +216,7 @@ def test_only_dashboard_executor_and_monitoring_reach_the_api() -> None:
 
 @pytest.mark.helm
 def test_prometheus_gets_one_token_alone() -> None:
-    objects = render({**LEAST, "serviceMonitor": {"enabled": True}})
+    objects = render(LEAST | MONITOR)
     (monitor,) = of_kind(objects, "ServiceMonitor")
     (endpoint,) = monitor["spec"]["endpoints"]
     (secret,) = [s for s in of_kind(objects, "Secret") if s["metadata"]["name"].endswith("tokens")]
