@@ -194,18 +194,21 @@ def is_latched(case: Case, at: Level) -> bool:
 
 
 def describe_case(entity: str, case: Case, own: Mapping[int, Level]) -> str:
-    """Returns a title: what happened, and the first step where there is room for it."""
+    """Returns a title: what happened, and the first step, for which further facts and the name of the XID give way."""
     facts = [words for _, words, _ in sorted(case["facts"].values(), key=lambda fact: -LEVELS.index(fact[0]))]
     codes = sorted(xid_codes(case), key=lambda code: -LEVELS.index(level_of_codes([code], own)))
-    xid = f"XID {codes[0]} {case['codes'][str(codes[0])][1]}".rstrip() if codes else ""
+    number = [f"XID {codes[0]}"] if codes else []
+    xid = [f"{number[0]} {case['codes'][str(codes[0])][1]}".rstrip()] if codes else []
     others = f" (also XID {', '.join(map(str, codes[1:]))})" if codes[1:] else ""
     step, repeats = first_step(case, codes), [case["repeats"]] if case["repeats"] else []
-    short, whole = (", ".join([*([xid + more] if xid else []), *facts][:2] + repeats) for more in ("", others))
-    if not whole:
+    if not xid and not facts:
         return pager_title(entity, f"driver requests: {step}" if step else "driver error without a number")
-    texts = [f"{text}: {step}" for text in (whole, short) if step]
+    whole = [*(x + others for x in xid), *facts][:2] + repeats
+    brief = (xid or facts[:1], number)
+    shorter = ([*xid, *facts][:2] + repeats, *(said + repeats for said in brief), *brief)
+    texts = [f"{', '.join(said)}: {step}" for said in (whole, *shorter) if said and step]
     fitting = (text for text in texts if pager_title(entity, text).endswith(text))
-    return pager_title(entity, next(fitting, whole))
+    return pager_title(entity, next(fitting, ", ".join(whole)))
 
 
 def first_step(case: Case, codes: list[int]) -> str:
@@ -337,9 +340,9 @@ class ProgramFaults(State):
         jobs = {b[1] for b in apart if b[1]} | ({job} if job else set())
         if REPEATING & set(xid_codes(case)):
             if same:
-                case["repeats"] = f"{len(same) + 1} times in {unit} within a day"
+                case["repeats"] = f"{len(same) + 1} times in {unit} in 24 h"
             elif len(jobs) > 1:
-                case["repeats"] = f"under {len(jobs)} jobs within a day"
+                case["repeats"] = f"under {len(jobs)} jobs in 24 h"
         self.bursts[gpu] = [*kept, [now, job, unit]][-_MAX_BURSTS:]  # the newest is last
         while now - self.bursts[oldest := next(iter(self.bursts))][-1][0] > again:
             del self.bursts[oldest]

@@ -7,10 +7,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from agents.collectors.gpu.xid_table import shipped_xid_table
 from detectors.runner import Runner
 from detectors.xid import cases as xid_cases
+from detectors.xid.levels import level_of_codes
 from detectors.xid.xid import Xid
-from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.entity_names import pager_title
+from pipeline.model.records import LEVELS, SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
 T0, STEP = 1_790_000_000 * SECOND, 10 * SECOND
@@ -212,3 +215,35 @@ def test_affected_gpus_are_named_up_to_a_bound():
         xid_cases.add_affected(case, f"gpu:n{k}.0")
         xid_cases.add_affected(case, "gpu:n0.0")
     assert len(case["others"]) == 64
+
+
+def test_a_title_keeps_its_instruction_when_the_driver_loses_the_gpu_too():
+    detector = Xid()
+    gpu = "gpu:n042.3"
+    (first,) = run_frame(detector, T0, xid(T0, name="GPU has fallen off the bus", gpu=gpu))
+    assert first.summary == "GPU 3 of n042: XID 79 GPU has fallen off the bus: reboot node"
+    found = run_frame(detector, T0 + STEP, Event(T0 + SECOND, gpu, "gpu_lost", {"text": "lost"}))
+    assert [f.summary for f in found] in ([], [first.summary])
+    assert xid_cases.describe_case(gpu, detector.cases[gpu], {}) == first.summary
+    assert xid_cases.case_evidence(detector.cases[gpu])["facts"] == ["not responding to its driver"]
+
+
+@pytest.mark.parametrize("entity", ["gpu:n0.1", "gpu:n042.3", "gpu:gpu-rack12-node042.3"])
+@pytest.mark.parametrize("driver", [None, "drain and reset GPU"])
+@pytest.mark.parametrize("repeats", ["", "12 times in GPC 3 TPC 1 in 24 h"])
+def test_every_title_of_an_xid_says_the_first_step_where_there_is_one(entity, driver, repeats):
+    lost = {"gpu_lost": ["page", "not responding to its driver", False]}
+    slow = {"slow_call": ["ticket", "slow driver call", False]}
+    for known in shipped_xid_table().xids.values():
+        for more in ({}, {"13": [1, "graphics engine exception", "", ""]}):
+            for facts in ({}, lost, {**lost, **slow}):
+                codes = {str(known.code): [1, known.name, known.action, known.next_action], **more}
+                case = {**xid_cases.new_case(T0), "codes": codes, "facts": facts, "driver": driver, "repeats": repeats}
+                title = xid_cases.describe_case(entity, case, {})
+                worst = sorted(xid_cases.xid_codes(case), key=lambda c: -LEVELS.index(level_of_codes([c], {})))
+                step = xid_cases.first_step(case, worst)
+                assert len(title) <= 80
+                if worst:
+                    has_room = pager_title(entity, f"XID {worst[0]}: {step}").endswith(step)
+                    assert title.endswith(f": {step}") == (has_room and bool(step)), title
+                    assert f"XID {worst[0]}" in title
