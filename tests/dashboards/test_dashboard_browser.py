@@ -220,7 +220,7 @@ def test_a_click_or_a_key_pauses_a_page_and_resumes_it(
     page.wait_for_timeout((INTERVAL_S + 1) * 1000)  # no request comes: there is no event to wait for
     assert len(api.asked) == asked
     expect(page.locator(".stamp")).to_contain_text("Paused")
-    rates.get_by_role("button", name="Live").focus()
+    rates.get_by_role("button", name="5 s").focus()
     page.keyboard.press("Enter")
     page.wait_for_function("!location.search.includes('live=')")
     page.locator(".stamp:not(.paused)").wait_for()
