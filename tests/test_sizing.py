@@ -79,16 +79,26 @@ ROWS = re.findall(
     re.M,
 )
 CPU = [
-    (float(low), float(high or low)) for low, high in re.findall(r"CPU: .*? \| ([\d.]+)(?: to ([\d.]+))? ms", SIZING)
+    (float(low), float(high or low))
+    for low, high in re.findall(r"CPU: .*? \| ([\d.]+)(?: to ([\d.]+))? ms per second \|", SIZING)
 ]
 LOW, HIGH = (sum(ends) for ends in zip(*CPU, strict=True))
+ALWAYS = number(r"whatever the number of nodes \| (\d+) ms", SIZING)
+
+
+def test_what_a_pipeline_always_takes_is_the_line_through_the_live_figures_of_8_and_256_nodes() -> None:
+    shown = re.findall(r"at 8 / 64 / 256 nodes \| [\d.]+ to ([\d.]+) / [\d.]+ / ([\d.]+) ms", FIGURES)[0]
+    few, many = 8 * float(shown[0]), 256 * float(shown[1])
+    assert pytest.approx(few - 8 * (many - few) / 248, rel=0.15) == ALWAYS
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_a_row_of_the_server_is_nodes_times_one_node_and_plans_with_the_upper_end(row: tuple[str, ...]) -> None:
     nodes = float(row[0].replace(",", ""))
-    assert (float(row[1]), float(row[2])) == pytest.approx((nodes * LOW / 1e3, nodes * HIGH / 1e3), rel=0.12)
-    assert row[3] == "not one" or int(row[3]) >= 3 * nodes * HIGH / 1e3 + 1
+    assert (float(row[1]), float(row[2])) == pytest.approx(
+        ((ALWAYS + nodes * LOW) / 1e3, (ALWAYS + nodes * HIGH) / 1e3), rel=0.12
+    )
+    assert row[3] == "not one" or int(row[3]) >= 3 * (ALWAYS + nodes * HIGH) / 1e3 + 1
     assert read_bytes(row[4]) == pytest.approx(nodes * HOT * PER_DAY, rel=0.15)
     assert read_bytes(row[5]) == pytest.approx(nodes * (SEALED + ROLLUP) * PER_DAY * MONTH, rel=0.01)
     assert read_bytes(row[7]) == pytest.approx(nodes * WIRE * 72 * 3600, rel=0.02)
