@@ -58,16 +58,17 @@ def run(config: Config, load_again: Load | None = None) -> int:
     sys.stderr.flush()
     logs.limit_all_loggers()
     # Streamlit logs on stdout, which is for data
-    hangup = watch_hangup(config, load_again) if load_again else None
+    manager = SystemdNotifier()
+    hangup = watch_hangup(config, load_again, manager) if load_again else None
     with contextlib.redirect_stdout(sys.stderr):
-        _serve(config, hangup)
+        _serve(config, hangup, manager)
     if hangup is not None and hangup.accepted:
         return AGAIN
     threading.Thread(target=_exit_after_timeout, daemon=True).start()
     return 0
 
 
-def watch_hangup(config: Config, load: Load) -> Reload:
+def watch_hangup(config: Config, load: Load, manager: SystemdNotifier) -> Reload:
     """Returns what answers SIGHUP, with a row of the audit. A pipeline that is away delays nothing: the log has it."""
 
     def load_checked() -> Config:
@@ -89,10 +90,10 @@ def watch_hangup(config: Config, load: Load) -> Reload:
         except FleetpulseError as error:
             log(f"reload of the configuration is not in the audit: {error}")
 
-    return Reload("dashboard", config, load_checked, (), record, log)
+    return Reload("dashboard", config, load_checked, (), record, log, manager.notify_configuration)
 
 
-def _serve(config: Config, hangup: Reload | None) -> None:
+def _serve(config: Config, hangup: Reload | None, manager: SystemdNotifier) -> None:
     """Runs Streamlit as an ASGI application behind the guard, with a limit of connections."""
     import streamlit  # takes 0.5 s: not at import
     import uvicorn
@@ -119,18 +120,16 @@ def _serve(config: Config, hangup: Reload | None) -> None:
         forwarded_allow_ips=list(board.trusted_proxies),
         timeout_graceful_shutdown=1,
     )
-    _make_server(settings, hangup).run()
+    _make_server(settings, hangup, manager).run()
 
 
 def _socket_life(board: Dashboard) -> float | None:
     return board.proxy_login.check_seconds if board.proxy_login else None
 
 
-def _make_server(settings: Any, hangup: Reload | None) -> Any:
+def _make_server(settings: Any, hangup: Reload | None, manager: SystemdNotifier) -> Any:
     """Returns uvicorn's server with our handling of signals, and messages to systemd."""
     import uvicorn
-
-    manager = SystemdNotifier()
 
     class Server(uvicorn.Server):
         """uvicorn that notifies systemd, and returns after a signal with exit status 0 instead of raising it again."""

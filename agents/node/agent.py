@@ -332,6 +332,10 @@ class Agent:
         bad = [w.collector.name for w in self.pool.workers if w.state in ("fault", "hung")]
         return f"{len(self.pool.workers)} collectors, failing: {', '.join(bad) or 'none'}"
 
+    def tell_configuration(self, text: str) -> None:
+        """Shows with which configuration it runs, in `systemctl status`."""
+        self._systemd.notify_configuration(text)
+
     def log_configuration(self, text: str) -> None:
         """Writes a line about a configuration that was read again."""
         self._log("configuration", text)
@@ -413,7 +417,8 @@ def watch_hangup(config: Config, load: Load, agent: Agent) -> Reload:
         return fresh
 
     fixed = ("site.name", "agent.node", "spool.directory")
-    return Reload("agent", config, load_checked, fixed, agent.record_reload, agent.log_configuration)
+    told = agent.tell_configuration
+    return Reload("agent", config, load_checked, fixed, agent.record_reload, agent.log_configuration, told)
 
 
 def _install_handlers(handler: Callable[..., None]) -> dict[signal.Signals, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands import doctor_dashboard, doctor_senders, doctor_slurm
+from pipeline.commands import doctor_dashboard, doctor_senders, doctor_slurm, doctor_units
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
 from pipeline.config.addresses import hide_in_text
@@ -364,6 +364,8 @@ CHECKS: tuple[CheckFunction, ...] = (
     spool,
     permissions,
     secrets,
+    doctor_units.check_unit_secrets,
+    doctor_units.check_in_force,
     spool_files,
     disk,
     spool_disk,

@@ -10,8 +10,10 @@ from pipeline.http import client
 from pipeline.http.token_lines import read_token_lines
 from pipeline.model.errors import FleetpulseError
 from pipeline.runtime import systemd
+from pipeline.runtime.credentials import is_copy
 
 NAME = "dashboard"
+AS_ROOT = "run doctor as root, which reads the file"
 
 
 def check_dashboard(config: Config) -> Check:
@@ -31,7 +33,8 @@ def check_dashboard(config: Config) -> Check:
     try:
         first = next(iter(read_token_lines(path)), "")
     except (OSError, UnicodeDecodeError) as error:
-        return Check(NAME, "fail", f"[dashboard] token_file {path} cannot be read: {error}", meaning, "doctor as root")
+        fix = f"systemctl daemon-reload && systemctl restart {path.parent.name}" if is_copy(path) else AS_ROOT
+        return Check(NAME, "fail", f"[dashboard] token_file {path} cannot be read: {error}", meaning, fix)
     try:
         status, _ = client.get(config, "/api/v1/fleet", token=first.rpartition(":")[2])
     except FleetpulseError as error:

@@ -51,7 +51,7 @@ def run(
     watches = (ObjectivesKeeper(service), ForgeryAudit(service), BurnInWatch(service))
     rounds = (backend.propose_acts, *(watch.run for watch in watches))
     api = start_server(create_app(backend, config), config, stop)
-    hangup = watch_hangup(config, load_again, backend, stop, api) if load_again else None
+    hangup = watch_hangup(config, load_again, backend, stop, api, manager) if load_again else None
     service.each_round = (*rounds, *((hangup.poll,) if hangup else ()))
     where = f"store {config.store.path}, API http://{api.host}:{api.port}"
     print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - a message of the command
@@ -107,7 +107,9 @@ def end_on_signals(stop: Stop) -> threading.Event:
     return ended
 
 
-def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Stop, api: ApiServer) -> Reload:
+def watch_hangup(
+    config: Config, load: Load, backend: PipelineBackend, stop: Stop, api: ApiServer, manager: SystemdNotifier
+) -> Reload:
     """Returns what answers SIGHUP: with a row of the audit, and if the change is accepted the end of the loop, before
     which the API is handed over."""
 
@@ -122,4 +124,5 @@ def watch_hangup(config: Config, load: Load, backend: PipelineBackend, stop: Sto
         check_next_start(config, fresh, (api.host, api.port))
         return fresh
 
-    return Reload("pipeline", config, load_checked, ("store.path", "site.name"), record, log.warning)
+    fixed = ("store.path", "site.name")
+    return Reload("pipeline", config, load_checked, fixed, record, log.warning, manager.notify_configuration)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.addresses import hide_addresses
+from pipeline.config.layers import NO_SECTIONS
 from pipeline.config.sections import Config
 from pipeline.config.settings import KEY
 from pipeline.model.errors import UsageError
@@ -23,7 +24,7 @@ _LONGEST = 60
 
 
 def compare_configs(here: Config, there: Config) -> Sequence[Mapping[str, Any]]:
-    """Returns the keys whose values differ; none only if the whole configurations are the same, apart from `source`.
+    """Returns the keys whose values differ; none only if the whole configurations are the same, apart from NO_SECTIONS.
 
     A table or list that one side leaves empty is shown by the keys of the other side, a receiver that only one side has
     by the keys of it that have a value.
@@ -52,7 +53,7 @@ def flatten(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _flatten_config(config: Config) -> _Keys:
-    sections = [one.name for one in dataclasses.fields(config) if one.name != "source"]
+    sections = [one.name for one in dataclasses.fields(config) if one.name not in NO_SECTIONS]
     return {key: found for name in sections for key, found in _flatten(name, getattr(config, name), True)}
 
 

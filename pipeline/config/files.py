@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -33,6 +35,7 @@ _CHOICE = re.compile(r"\[!?+\]?+[^\]]*\]")
 """A choice of characters in a pattern of fnmatch, whose first may be a closing bracket."""
 NODE_VARIABLE = "FLEETPULSE__AGENT__NODE"
 Table = dict[str, Any]
+Texts = accepted.Texts
 
 
 def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -81,7 +84,7 @@ def read_table(path: Path) -> Table:
     return _parse(str(path), _read(path))
 
 
-def read_texts(path: Path | None, environ: Mapping[str, str]) -> accepted.Texts:
+def read_texts(path: Path | None, environ: Mapping[str, str]) -> Texts:
     """Returns the text of the file and its drop-ins, or what a reload kept of them. Raises ConfigError."""
     texts = accepted.read_texts(environ)
     if texts is None:
@@ -91,7 +94,12 @@ def read_texts(path: Path | None, environ: Mapping[str, str]) -> accepted.Texts:
     return texts
 
 
-def have_changed(texts: accepted.Texts, environ: Mapping[str, str]) -> bool:
+def digest_texts(texts: Texts) -> str:
+    """Returns what tells one text of the files from another, wherever they lie: SHA-256, its first 12 digits."""
+    return hashlib.sha256(json.dumps(list(texts.values())).encode()).hexdigest()[:12]
+
+
+def have_changed(texts: Texts, environ: Mapping[str, str]) -> bool:
     """Returns whether the files differ from their kept text, or cannot be read."""
     path = next(map(Path, texts), None) or find_file(None, environ)
     try:
@@ -139,9 +147,15 @@ def check_links(path: Path, expected: str = "a TOML file") -> None:
             ) from error
 
 
-def read_layers(path: Path | None, environ: Mapping[str, str]) -> Iterator[tuple[str, Table]]:
-    """Yields (where, table) of the file, of each drop-in and of each group of this node. Raises ConfigError."""
-    layers = [(where, _parse(where, text)) for where, text in read_texts(path, environ).items()]
+def read_layers(
+    path: Path | None, environ: Mapping[str, str], texts: Texts | None = None
+) -> Iterator[tuple[str, Table]]:
+    """Yields (where, table) of the file, of each drop-in and of each group of this node. Raises ConfigError.
+
+    texts: of the files, if they were read already.
+    """
+    texts = read_texts(path, environ) if texts is None else texts
+    layers = [(where, _parse(where, text)) for where, text in texts.items()]
     groups = [pair for where, table in layers for pair in take_groups(where, table)]
     node = EnvironmentText(environ.get(NODE_VARIABLE, "")).parse_as(str)  # it may be in quotes
     for where, table in layers:

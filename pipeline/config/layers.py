@@ -15,6 +15,8 @@ from pipeline.config.settings import EnvironmentText
 from pipeline.model.errors import ConfigError
 
 T = TypeVar("T")
+NO_SECTIONS = ("source", "digest")
+"""Fields of a configuration that say where it is from."""
 PREFIX = "FLEETPULSE__"
 """Environment variables PREFIX + SECTION__KEY override keys."""
 
@@ -34,12 +36,16 @@ Make = Callable[[Layers, str], T]
 """Builds something of layers, with errors that name the second argument. Raises ConfigError."""
 
 
-def list_layers(path: Path | None, environ: Mapping[str, str]) -> list[Layer]:
-    """Returns file, drop-ins, groups of this node, variables. Raises ConfigError for a file that cannot be read."""
-    layers = [Layer(where, table) for where, table in files.read_layers(path, environ)]
+def list_layers(path: Path | None, environ: Mapping[str, str], texts: files.Texts | None = None) -> list[Layer]:
+    """Returns file, drop-ins, groups of this node, variables. Raises ConfigError for a file that cannot be read.
+
+    texts: of the files, if they were read already.
+    """
+    layers = [Layer(where, table) for where, table in files.read_layers(path, environ, texts)]
     for layer in layers:
-        if "source" in layer.table:
-            raise ConfigError(f"{layer.where}: [source] is not a section")
+        for name in NO_SECTIONS:
+            if name in layer.table:
+                raise ConfigError(f"{layer.where}: [{name}] is not a section")
     names = [name for name in environ if name.startswith(PREFIX)]
     return [*layers, *(Layer(f"environment: {name}", {}, name, environ[name]) for name in names)]
 
@@ -138,8 +144,8 @@ def _nest(table: Mapping[str, Any], name: str, text: str) -> files.Table:
     keys = name.removeprefix(PREFIX).lower().split("__")
     if len(keys) < 2:
         raise ConfigError(f"environment: {name}: expected {PREFIX}SECTION__KEY")
-    if keys[0] == "source":
-        raise ConfigError(f"environment: {name}: [source] is not a section")
+    if keys[0] in NO_SECTIONS:
+        raise ConfigError(f"environment: {name}: [{keys[0]}] is not a section")
     below: Any = table
     for key in keys[:-1]:
         below = below.get(key, {})

@@ -12,7 +12,7 @@ import re
 import socket
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -462,13 +462,16 @@ class Config:
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = "defaults"
+    digest: str = field(default="", compare=False)  # of the files as they were read
 
 
 def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Loads the configuration. Raises ConfigError naming file, key, the value found and the one expected."""
     chosen = files.find_file(path, environ)
     source = str(chosen) if chosen else "defaults"
-    return make_with_origin(list_layers(chosen, environ), source, build_config)
+    texts = files.read_texts(chosen, environ)
+    config = make_with_origin(list_layers(chosen, environ, texts), source, build_config)
+    return replace(config, digest=files.digest_texts(texts))
 
 
 def build_config(layers: Layers, where: str) -> Config:

@@ -101,7 +101,11 @@ def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: s
     for key, value in table.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(k for k in known if k != 'source')}"
+            hint = (
+                f"did you mean '{close[0]}'?"
+                if close
+                else f"known: {', '.join(k for k in known if k not in ('source', 'digest'))}"
+            )
             raise ConfigError(
                 f"{describe_key(where, section, key, value)}: no such {'key' if section else 'section'}; {hint}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,8 @@ class HandedOut:
     encrypted: bool = False
 
 
-def list_handed_out() -> dict[Path, HandedOut]:
-    """Returns the file behind each copy that a unit or a drop-in hands out, in the three folders."""
+def list_texts() -> Iterator[tuple[str, str]]:
+    """Yields (unit, text) of our units and of their drop-ins in the three folders, as systemd reads them."""
     units: dict[str, Path] = {}
     drop_ins: dict[tuple[str, str], Path] = {}
     for folder in (PACKAGED, RUNTIME, DROP_INS):
@@ -34,12 +35,17 @@ def list_handed_out() -> dict[Path, HandedOut]:
         found = folder.glob("fleetpulse-*.service.d/*.conf")
         drop_ins |= {(file.name, file.parent.name.removesuffix(".d")): file for file in found}
     named = [*units.items(), *((unit, drop_ins[name, unit]) for name, unit in sorted(drop_ins))]
-    copies: dict[Path, HandedOut] = {}
     for unit, file in named:
         try:
-            text = file.read_text()
+            yield unit, file.read_text()
         except (OSError, UnicodeDecodeError):
             continue  # systemd reports it when the unit starts
+
+
+def list_handed_out() -> dict[Path, HandedOut]:
+    """Returns the file behind each copy that a unit or a drop-in hands out."""
+    copies: dict[Path, HandedOut] = {}
+    for unit, text in list_texts():
         loaded = _LOADED.findall(text)
         copies |= {CREDENTIALS / unit / name: HandedOut(Path(path), bool(form)) for form, name, path in loaded}
     return copies

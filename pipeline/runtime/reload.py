@@ -10,6 +10,7 @@ makes at a restart alone, the log says so.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -32,6 +33,9 @@ Outcome = Literal["done", "refused"]
 Load = Callable[[], Config]
 """Reads the configuration and checks what a start would. Raises FleetpulseError."""
 _SHOWN = 10  # keys that are named in a record
+_REASON = 400
+"""Longest reason in the line of `systemctl status` (characters). Chosen: a path and what was expected there."""
+_FORCE = re.compile(r"\bconfiguration ([0-9a-f]{12})(?:, a later one refused: (.*))?$")
 
 
 class Reload:
@@ -39,6 +43,7 @@ class Reload:
 
     record: gets outcome and reason (changed keys with values, or why it was refused).
     log: gets one line per SIGHUP, and the traceback of an error that no check declares.
+    tell: gets which configuration is in force, for `doctor`: at the start and after each SIGHUP (see `read_force`).
     fixed: keys that need a restart.   accepted: whether the loop was stopped to start again.
     """
 
@@ -50,9 +55,10 @@ class Reload:
         fixed: Sequence[str],
         record: Callable[[Outcome, str], object],
         log: Callable[[str], object],
+        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._service, self._config, self._load, self._fixed = service, config, load, fixed
-        self._record, self._log = record, log
+        self._record, self._log, self._tell = record, log, tell
         self._secrets = read_digests(config)
         kept = accepted.take_texts(os.environ)  # by the start before this one
         self._asked = kept is not None and files.have_changed(kept, os.environ)
@@ -60,6 +66,7 @@ class Reload:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, self._ask)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # see start_again
+        tell(describe_force(config))
 
     def _ask(self, *_: object) -> None:
         self._asked = True
@@ -90,6 +97,8 @@ class Reload:
             self._log(f"not reloaded: {old}")
         if not changed:
             self._log("configuration reloaded: nothing changed")
+            self._config = fresh
+            self._tell(describe_force(fresh))
             return False
         more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         keys = "; ".join(changed[:_SHOWN]) + more
@@ -105,6 +114,18 @@ class Reload:
         for line in () if declared else hide_in_text("".join(traceback.format_exception(error))).splitlines():
             self._log(line)
         self._record("refused", why)
+        self._tell(describe_force(self._config, why))
+
+
+def describe_force(config: Config, refused: str = "") -> str:
+    """Returns the text that says which configuration is in force. refused: why the last reload was."""
+    return f"configuration {config.digest}" + (f", a later one refused: {refused[:_REASON]}" if refused else "")
+
+
+def read_force(status: str) -> tuple[str, str]:
+    """Returns (digest in force, why the last reload was refused) of a line of status; empty what it does not say."""
+    found = _FORCE.search(status)
+    return (found[1], found[2] or "") if found else ("", "")
 
 
 def start_again() -> NoReturn:

@@ -39,7 +39,7 @@ class SystemdNotifier:
         self.error: str | None = None
         self._address = _parse_address(environment.get("NOTIFY_SOCKET", ""))
         self._watchdog_us = _parse_watchdog(environment)
-        self._status = ""
+        self._status = self._configuration = self._told = ""
         self._socket = _open_socket() if self._address else None
 
     def notify_ready(self, interval: float = 0.0) -> None:
@@ -53,10 +53,18 @@ class SystemdNotifier:
     def notify_alive(self, status: str = "") -> None:
         """Reports one iteration of the loop; `status` is shown by `systemctl status`, and sent when it changes."""
         lines = ["WATCHDOG=1"] if self._watchdog_us else []
-        if status != self._status:
-            lines.append("STATUS=" + " ".join(status.splitlines()))
+        text = _join_lines(status, self._configuration)
+        if text != self._told:
+            lines.append(f"STATUS={text}")
         if lines and self._send(*lines):
-            self._status = status
+            self._status, self._told = status, text
+
+    def notify_configuration(self, text: str) -> None:
+        """Reports with which configuration the service runs. It stands behind each status of `notify_alive`."""
+        self._configuration = text
+        told = _join_lines(self._status, text)
+        if self._send(f"STATUS={told}"):
+            self._told = told
 
     def watch(self, age_s: Callable[[], float], stop: threading.Event) -> None:
         """Reports a loop as alive from a thread, until `stop`, while its last heartbeat is `age_s` young enough (s).
@@ -75,7 +83,7 @@ class SystemdNotifier:
 
     def extend(self, seconds: float, status: str) -> None:
         """Asks for more time to start or stop, from now on; `status` is shown by `systemctl status`."""
-        self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * _SECOND_US)}", "STATUS=" + " ".join(status.splitlines()))
+        self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * _SECOND_US)}", "STATUS=" + _join_lines(status))
 
     def notify_stopping(self) -> None:
         """Reports that the service is about to end: one that goes on is killed after the unit's TimeoutStopSec."""
@@ -140,15 +148,34 @@ def _read_first_process(path: Path = Path("/proc/1/cmdline")) -> list[str]:
         return []
 
 
+def is_running(service: str) -> bool:
+    """Returns whether the unit of a service of this installation runs now."""
+    return has_unit(service) and _ask_state(f"fleetpulse-{service}.service") in ("active", "reloading")
+
+
+def read_status(service: str) -> str:
+    """Returns the line that a service showed last (`systemctl status`); empty where no systemd answers."""
+    return _ask_manager("show", "--property=StatusText", "--value", f"fleetpulse-{service}.service")
+
+
 def _ask_state(unit: str) -> str:
     """Returns the state of a unit; empty where no systemd answers."""
+    return _ask_manager("is-active", unit)
+
+
+def _ask_manager(*words: str) -> str:
     import subprocess  # the agent, which notifies systemd, needs none
 
-    words = ("systemctl", "is-active", unit)
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S).stdout.strip()
+        done = subprocess.run(("systemctl", *words), capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    return done.stdout.strip()
+
+
+def _join_lines(*texts: str) -> str:
+    """Returns texts as the one line that the protocol takes."""
+    return "; ".join(" ".join(text.splitlines()) for text in texts if text)
 
 
 def _parse_address(name: str) -> str:

@@ -1,0 +1,81 @@
+"""The checks of `fleetpulse doctor` on running units: whether they can read their secrets, and which configuration is
+in force. A reload that is refused leaves the one of before, and `systemctl reload` succeeds all the same."""
+
+from __future__ import annotations
+
+from os.path import realpath
+
+from pipeline.commands.checks import Check
+from pipeline.config.files import HOST
+from pipeline.config.sections import Config
+from pipeline.runtime import systemd
+from pipeline.runtime.credentials import list_handed_out
+from pipeline.runtime.reload import read_force
+from pipeline.runtime.systemd import CREDENTIALS, HOST_UNITS
+from pipeline.runtime.unit_rights import READ, Unreadable, find_unreadable
+
+SECRETS, IN_FORCE = "unit secrets", "in force"
+RELOADED = ("agent", "pipeline", "dashboard")
+"""Services that read their configuration again, and show which one is in force."""
+
+
+def check_unit_secrets(config: Config) -> Check | list[Check]:
+    """Checks that the user of each unit that should run here can read the secret files that the service reads."""
+    services = [service for service in READ if systemd.is_expected(service) and systemd.has_unit(service)]
+    if not services or not _is_theirs(config):
+        return Check(SECRETS, "info", _explain_none(config, bool(services)))
+    found = [one for service in services for one in find_unreadable(config, service)]
+    checks = [_describe_unreadable(one) for one in found]
+    return checks or Check(SECRETS, "ok", f"readable by the units of {', '.join(services)}")
+
+
+def _describe_unreadable(one: Unreadable) -> Check:
+    unit = f"fleetpulse-{one.service}.service"
+    copy = CREDENTIALS / unit / one.path.name
+    drop_in = HOST_UNITS / f"{unit}.d" / "secrets.conf"
+    handed_out = list_handed_out().get(one.path)
+    source = handed_out.file if handed_out else one.path
+    found = f"{one.key} = '{one.path}': the user of {unit} cannot read it"
+    meaning = f"a reload of the {one.service} is refused, and after a stop it does not start"
+    fix = (
+        f'LoadCredential={one.path.name}:{source} below [Service] in {drop_in}; the key: "{copy}"; then systemctl '
+        f"daemon-reload && systemctl restart fleetpulse-{one.service} (docs/security.md#secrets)"
+    )
+    return Check(SECRETS, "fail", found, meaning, fix)
+
+
+def check_in_force(config: Config) -> Check | list[Check]:
+    """Asks systemd which configuration the running services have by their status, and whether they refused another."""
+    running = [service for service in RELOADED if systemd.is_running(service)]
+    if not running or not _is_theirs(config):
+        return Check(IN_FORCE, "info", _explain_none(config, bool(running)))
+    told = {service: read_force(systemd.read_status(service)) for service in running}
+    faults = [fault for service, state in told.items() if (fault := _find_fault(service, *state, config))]
+    if faults:
+        return faults
+    if silent := [service for service, (digest, _) in told.items() if not digest]:
+        return Check(
+            IN_FORCE, "info", f"{', '.join(silent)}: does not say which it has; it starts, or is of an older version"
+        )
+    return Check(IN_FORCE, "ok", f"{', '.join(running)}: run with {config.source} as it is now")
+
+
+def _find_fault(service: str, digest: str, refused: str, config: Config) -> Check | None:
+    meaning = f"the {service} runs with the configuration of before: what was changed since is not in force"
+    if refused:
+        verb = "restart" if f"restart the {service}" in refused else "reload"
+        fix = f"correct that, then systemctl {verb} fleetpulse-{service}"
+        return Check(IN_FORCE, "fail", f"{service}: the last reload was refused: {refused}", meaning, fix)
+    if digest and digest != config.digest:
+        found = f"{service}: {config.source} or a file of its conf.d was changed after it was read"
+        return Check(IN_FORCE, "warn", found, meaning, f"systemctl reload fleetpulse-{service}; doctor then says more")
+    return None
+
+
+def _is_theirs(config: Config) -> bool:
+    """Returns whether this is the configuration that the units read."""
+    return realpath(config.source) == realpath(HOST)
+
+
+def _explain_none(config: Config, has_units: bool) -> str:
+    return f"the units read {HOST}, not {config.source}" if has_units else "no unit runs here"
