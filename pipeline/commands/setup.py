@@ -17,6 +17,7 @@ from pipeline.config.files import HOST, check_links, read_table
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
+from pipeline.runtime import systemd
 from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
 
 
@@ -107,7 +108,8 @@ def write_text(answers: Answers, token_file: Path | None, receiver: Sequence[str
 
 
 def next_commands(answers: Answers, path: Path, installed: str | None = None) -> list[str]:
-    """Returns the commands that bring the host into service: three, or four where a wheel's units are to be written.
+    """Returns the commands that bring the host into service: three; more where a wheel's units are to be written or
+    units run.
 
     installed: program of --units.
     """
@@ -122,13 +124,27 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
     has_package = not installed and not wheel
     if answers.role == "node":
         first += ["fleetpulse doctor"] if has_package else []
-        return [*first, "systemctl enable --now fleetpulse-agent", f"{program} doctor --wait 60s"]
-    services = "fleetpulse-pipeline fleetpulse-dashboard"
+        return [*first, *start_units("agent"), f"{program} doctor --wait 60s"]
     if answers.role == "server":
-        return [*first, f"{program} init", f"systemctl enable --now {services}", f"{program} doctor --wait 120s"]
+        return [*first, f"{program} init", *start_units("pipeline", "dashboard"), f"{program} doctor --wait 120s"]
     if has_package:
         first += [f"install -D -m 0644 {UNIT_FOLDER}/one-host.conf {HOST_UNITS / units.ONE_HOST}"]
-    return [*first, f"systemctl enable --now fleetpulse-agent {services}", f"{program} doctor --wait 120s"]
+    return [*first, *start_units("agent", "pipeline", "dashboard"), f"{program} doctor --wait 120s"]
+
+
+def start_units(*services: str) -> list[str]:
+    """Returns the commands after which units run with what was written: `enable --now` leaves those that run as they
+    are, and a reload takes neither a new drop-in nor a new site."""
+    running = [service for service in services if systemd.is_running(service)]
+    if not running:
+        return [f"systemctl enable --now {_name_units(services)}"]
+    first = [service for service in services if service not in running]
+    commands = ["systemctl daemon-reload", f"systemctl restart {_name_units(running)}"]
+    return [*commands, *([f"systemctl enable --now {_name_units(first)}"] if first else [])]
+
+
+def _name_units(services: Sequence[str]) -> str:
+    return " ".join(f"fleetpulse-{service}" for service in services)
 
 
 def _quote(text: str) -> str:

@@ -85,6 +85,33 @@ def test_two_commands_follow_for_a_node_and_one_host() -> None:
         assert wait.startswith(f"{program} doctor --wait ")
 
 
+@pytest.mark.parametrize(
+    ("running", "commands"),
+    [
+        (
+            {"pipeline", "dashboard"},
+            [
+                "systemctl daemon-reload",
+                "systemctl restart fleetpulse-pipeline fleetpulse-dashboard",
+                "systemctl enable --now fleetpulse-agent",
+            ],
+        ),
+        (
+            {"agent", "pipeline", "dashboard"},
+            ["systemctl daemon-reload", "systemctl restart fleetpulse-agent fleetpulse-pipeline fleetpulse-dashboard"],
+        ),
+    ],
+)
+def test_units_that_run_are_restarted_which_enable_now_does_not(
+    running: set[str], commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `setup --replace` the new receiver and the new site were not in force."""
+    monkeypatch.setattr(systemd, "is_running", lambda service: service in running)
+    answers = Answers("one-host", "east", "k:9092", 0, None, packaged=True)
+    path = Path("/etc/fleetpulse/fleetpulse.toml")
+    assert next_commands(answers, path, "/opt/fleetpulse/bin/fleetpulse")[:-1] == commands
+
+
 class Host:
     """A configured host with an installation by pip, below a folder."""
 
