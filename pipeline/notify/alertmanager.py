@@ -385,8 +385,6 @@ class PayloadPlanner:
         if not self._groups(name):
             yield self._make_row(name, change, alerts, kind, now, name in self.holding)
             return
-        if kind == "update" and change.kind != "acknowledged":
-            return
         for alert in alerts:
             one: Kind = kind if kind == "update" else "firing" if alert["status"] == "firing" else "resolved"
             yield self._make_row(name, change, [alert], one, now, True)

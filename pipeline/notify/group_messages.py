@@ -11,29 +11,37 @@ import duckdb
 
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import iso
-from pipeline.notify.groups import Group, GroupAlert
+from pipeline.notify.groups import Group, GroupAlert, have_owners
+from pipeline.notify.inhibited_messages import HeldMessage
 from pipeline.notify.newest_texts import Renew
 
 MakeBody = Callable[[Sequence[Mapping[str, Any]], str, Mapping[str, str], str], dict[str, Any]]
 """Makes a body of version 4 of alerts, groupKey, group labels and reason."""
-KINDS: Mapping[str, Literal["update", "resolved"]] = {"acknowledged": "update", "resolved": "resolved"}
+MAX_CHANGES = 10
+"""Changes of persons that a message of several incidents lists; more are counted. Chosen: as many as a text lists."""
 
 
 @dataclass(slots=True)
 class GroupMessage:
-    """A message of a group, with the alerts that it is about. id: once it is written."""
+    """A message of a group, with the alerts that it shows.
+
+    rows: what it says of them, in their order.   id: once it is written.
+    """
 
     group: Group
     alerts: Sequence[GroupAlert]
     reason: str
     event: str
     pages_again: bool = False
+    rows: Sequence[HeldMessage] = ()
     id: str = ""
 
     @property
     def kind(self) -> Literal["firing", "update", "resolved"]:
         """Its kind in the outbox."""
-        return KINDS.get(self.event, "firing")
+        if self.event == "acknowledged" or any(row.kind == "update" for row in self.rows):
+            return "update"
+        return "resolved" if self.event == "resolved" else "firing"
 
 
 def make_payloads(
@@ -45,15 +53,34 @@ def make_payloads(
     renew: Renew,
 ) -> list[Payload]:
     """Returns the rows of messages, in their order."""
-    alerts = iter(renew(connection, [one.body for message in messages for one in message.alerts])) if messages else None
+    alerts = iter(renew(connection, [one.body for message in messages for one in message.alerts]) if messages else ())
     found = []
     for message in messages:
-        assert alerts is not None
-        group = message.group
-        body = make_body([next(alerts) for _ in message.alerts], group.key, group.labels, message.reason)
-        incidents = sorted({one.incident for one in message.alerts})
-        said = {"event": message.event, "incidents": incidents, "time": iso(now)}
-        body["fleetpulse"] = {**said, "acknowledgement_ended": True} if message.pages_again else said
+        group, shown = message.group, [next(alerts) for _ in message.alerts]
+        body = make_body(shown, group.key, group.labels, message.reason)
+        body["fleetpulse"] = _describe(message, shown, now)
         text = json.dumps(body, separators=(",", ":"))
         found.append(Payload(group.id, receiver, message.kind, text, now, of_group=True))
     return found
+
+
+def _describe(message: GroupMessage, shown: Sequence[Mapping[str, Any]], now: int) -> dict[str, Any]:
+    """Returns what happened: of one incident as its own message would say it, of several what persons did to each."""
+    incidents = sorted({one.incident for one in message.alerts})
+    said: dict[str, Any] = {"event": message.event, "incidents": incidents, "time": iso(now)}
+    said |= {"acknowledgement_ended": True} if message.pages_again else {}
+    if len(incidents) == 1:
+        own = message.rows[-1].body.get("fleetpulse", {}) if message.rows else {}
+        return {**{name: own[name] for name in ("actor", "comment", "incident", "receiver") if name in own}, **said}
+    said["acknowledged"] = have_owners(message.alerts)
+    titles = {str(one["labels"].get("incident", "")): one["annotations"].get("summary", "") for one in shown}
+    done = [row for row in message.rows if row.is_of_person]
+    if done:
+        said["changes"] = [_describe_row(row, str(titles.get(row.incident, ""))) for row in done[:MAX_CHANGES]]
+        said["more_changes"] = len(done) - len(said["changes"])
+    return said
+
+
+def _describe_row(row: HeldMessage, title: str) -> dict[str, str]:
+    comment = str(row.body.get("fleetpulse", {}).get("comment") or "")
+    return {"incident": row.incident, "event": row.event, "actor": row.actor, "comment": comment, "title": title}

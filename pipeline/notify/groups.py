@@ -122,15 +122,23 @@ class Group:
             return "acknowledgement ended"
         return next((SAID_AGAIN[one.again] for one in shown if one.again), "")
 
+    def list_firing(self) -> Sequence[GroupAlert]:
+        """Returns the alerts of the last message that still fire."""
+        said = [self.alerts[name] for name in self.firing if name in self.alerts]
+        return [one for one in said if not one.has_ended]
+
     def list_newly_acknowledged(self) -> Sequence[GroupAlert]:
         """Returns the alerts that fire in the last message if all are acknowledged and no message said so yet; and
         remembers it."""
-        firing = [self.alerts[name] for name in self.firing if name in self.alerts]
-        firing = [one for one in firing if not one.has_ended]
-        if self.acknowledged or not have_owners(firing):
+        if not self.becomes_acknowledged():
             return []
+        firing = self.list_firing()
         self.acknowledged = bool(firing)
         return firing
+
+    def becomes_acknowledged(self) -> bool:
+        """Returns whether all alerts that fire in the last message are acknowledged, and no message said so yet."""
+        return not self.acknowledged and have_owners(self.list_firing())
 
     def as_text(self) -> str:
         """Returns it as it is stored, in a form that older versions read too: they ask whether an alert was `sent`."""

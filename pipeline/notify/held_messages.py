@@ -33,6 +33,8 @@ the last of a storm is decided about, and the engine's writes wait for a fractio
 REPLACED = "replaced by a later message"
 NEVER_SENT = "ended before it was sent"
 NO_ROUTE = "no route leads to it any more"
+NOT_ALL = "not all alerts of its group are acknowledged"
+NOT_ALONE = "its group has other alerts, or it has ended"
 
 
 class Store(Protocol):
@@ -51,7 +53,7 @@ class Store(Protocol):
 class _Round:
     """What one transaction changes.
 
-    touched: groups to be stored, by key.   updates: rows that only have the acknowledgement of an alert of a group.
+    touched: groups to be stored, by key.   updates: rows that neither fire nor end an alert.
     behind:  incidents of which something that was said elsewhere arrives first -> where they would be said.
     said:    rows that a message of a group said, while another group had them to say -> that group.
     """
@@ -83,7 +85,8 @@ class _Round:
 class HeldMessages:
     """Decides about the held messages of one receiver, in its thread; again only after something changed.
 
-    routed_to: the receiver that routes name; `receiver` is one of its endpoints.
+    routed_to:   the receiver that routes name; `receiver` is one of its endpoints.
+    owns_groups: whether it is sent an acknowledgement once it is of all alerts of a group.
     """
 
     def __init__(
@@ -95,11 +98,13 @@ class HeldMessages:
         open_alerts: OpenAlertReader,
         make_body: MakeBody,
         renew: Renew,
+        owns_groups: bool,
     ) -> None:
         self._store, self._receiver, self._routed_to = store, receiver, routed_to
         self._rules = rules
         self._routes = [node for node in rules.routes if node.receiver == routed_to]
         self._reader, self._make_body, self._renew = open_alerts, make_body, renew
+        self._owns_groups = owns_groups
         self.forget()
 
     def forget(self) -> None:
@@ -196,6 +201,7 @@ class HeldMessages:
         self._decide(connection, chosen, this)
         self._behind = {one: threads for one, threads in self._behind.items() if one not in chosen} | this.behind
         self._flush_due(connection, this)
+        self._say_updates(this)
         self._acknowledge(this)
         self._write(connection, this)
         flushed = {alert.incident for message in this.messages for alert in message.alerts}
@@ -242,7 +248,8 @@ class HeldMessages:
 
     def _is_sent_alone(self, rows: Sequence[HeldMessage], routes: Sequence[RouteNode]) -> bool:
         """Returns whether no route decides: there are none, or an escalation chose this receiver beside them."""
-        return self._rules.top is None or (not routes and rows[-1].event == "escalated")
+        events = [one.event for one in rows if one.kind != "update"]
+        return self._rules.top is None or (not routes and events[-1:] == ["escalated"])
 
     def _end_elsewhere(self, incident: str, newest: HeldMessage | None, this: _Round) -> None:
         """Ends in groups what ended alone."""
@@ -380,6 +387,29 @@ class HeldMessages:
     def _is_hidden(self, alert: GroupAlert) -> bool:
         return bool(self._alerts.find(alert.incident).inhibitor)
 
+    def _say_updates(self, this: _Round) -> None:
+        """Says at once what happened to an alert of a group; in a group of several only what persons did, as changes of
+        the pipeline may be many, and one kind of it in one message. An acknowledgement that makes a group acknowledged
+        is said by `_acknowledge`."""
+        assert self._groups is not None
+        firing, together = dict[str, dict[str, GroupAlert]](), dict[tuple[str, str], GroupMessage]()
+        completed = {key for key, group in this.touched.items() if group.becomes_acknowledged()}
+        for row in this.updates:
+            for group, alert in self._groups.find_said(row.incident):
+                if group.key not in firing:
+                    firing[group.key] = {one.fingerprint: one for one in group.list_firing()}
+                shown, event = firing[group.key], row.event or "acknowledged"
+                if alert.fingerprint not in shown or not (row.is_of_person or len(shown) == 1):
+                    continue
+                if row.is_acknowledgement and (self._owns_groups or group.key in completed):
+                    continue
+                known = together.get((group.key, event))
+                if known is not None and len(shown) > 1:
+                    known.rows = [*known.rows, row]
+                    continue
+                together[group.key, event] = made = GroupMessage(group, [*shown.values()], "unknown", event, rows=[row])
+                this.say(made)
+
     def _acknowledge(self, this: _Round) -> None:
         """Says of the groups that changed whether all that fires in them is acknowledged, as soon as it is."""
         for group in list(this.touched.values()):
@@ -390,6 +420,9 @@ class HeldMessages:
 
     def _write(self, connection: duckdb.DuckDBPyConnection, this: _Round) -> None:
         assert self._groups is not None
+        settled = {one.id for one in this.settled}
+        for message in this.messages:
+            message.rows = message.rows or [row for row in self._list_said(message) if row.id not in settled]
         said = make_payloads(connection, this.messages, self._receiver, this.now, self._make_body, self._renew)
         ids = ledger.write_payloads(connection, [*this.replaced, *said])
         for message, id_ in zip(this.messages, ids[len(this.replaced) :], strict=True):
@@ -407,24 +440,25 @@ class HeldMessages:
         """Returns what becomes of the rows that messages of groups say: each is a part of the message that says it
         last."""
         found: dict[str, Settlement] = {}
-        settled = {one.id for one in this.settled}
         for message in this.messages:
-            said = {alert.fingerprint: alert for alert in message.alerts}
-            for row in (row for i in {a.incident for a in message.alerts} for row in self._rows.get(i, ())):
-                if row.id in settled or row.fingerprint not in said:
-                    continue
-                if message.kind == "update" or row.kind == "update":
-                    is_said = message.kind == row.kind
-                else:
-                    is_said = said[row.fingerprint].has_ended == row.has_ended and self._is_said(row)
-                if is_said:
+            for row in message.rows:
+                if row.kind == "update" or self._is_said(row):
                     found[row.id] = Settlement(row.id, "grouped", message.id)
-        reason = "not all alerts of its group are acknowledged"
-        muted = [Settlement(row.id, "muted", reason) for row in this.updates if row.id not in found]
+        rest = [row for row in this.updates if row.id not in found]
+        muted = [Settlement(row.id, "muted", NOT_ALL if row.is_acknowledgement else NOT_ALONE) for row in rest]
         for incident in {a.incident for message in this.messages for a in message.alerts}:
             assert self._groups is not None
             self._groups.forget(incident)
         return [*found.values(), *muted]
+
+    def _list_said(self, message: GroupMessage) -> list[HeldMessage]:
+        """Returns the rows that a message of a group says, in their order."""
+        said = {alert.fingerprint: alert for alert in message.alerts}
+        incidents = sorted({alert.incident for alert in message.alerts})
+        rows = [row for one in incidents for row in self._rows.get(one, ()) if row.fingerprint in said]
+        if message.kind == "update":
+            return [row for row in rows if row.is_acknowledgement]
+        return [row for row in rows if row.kind != "update" and said[row.fingerprint].has_ended == row.has_ended]
 
     def _is_said(self, row: HeldMessage) -> bool:
         """Returns whether all groups that have the alert of a row said what the row says."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.ledger import Payload
 
 Body = Mapping[str, Any]
@@ -22,6 +23,7 @@ class HeldMessage:
 
     text:    its body.   alert: the newest one in it.   replaces: whether it ends an alert and fires this one, since the
              labels of the incident changed.   event: what happened.   is_owned: whether the incident is acknowledged.
+    actor:   who did it.
     created: UTC us.
     """
 
@@ -35,6 +37,17 @@ class HeldMessage:
     replaces: bool
     event: str
     is_owned: bool
+    actor: str = ""
+
+    @property
+    def is_acknowledgement(self) -> bool:
+        """Whether it says that a person acknowledged the incident, and nothing else."""
+        return self.kind == "update" and self.event in ("", "acknowledged")  # empty: of an older version
+
+    @property
+    def is_of_person(self) -> bool:
+        """Whether a person made the change."""
+        return self.actor not in ("", ACTOR)
 
     @property
     def body(self) -> Body:
@@ -65,7 +78,8 @@ def parse_held(id_: str, incident: str, kind: str, text: str, created: int, numb
     is_owned = (said.get("incident") or {}).get("state") == "acknowledged"
     replaces = kind == "firing" and len(alerts) > 1
     return HeldMessage(
-        *(id_, incident, kind, text, created, number, alerts[-1], replaces, str(said.get("event", "")), is_owned)
+        *(id_, incident, kind, text, created, number, alerts[-1], replaces, str(said.get("event", "")), is_owned),
+        str(said.get("actor") or ""),
     )
 
 

@@ -142,7 +142,7 @@ class Notifier:
         return {
             name: HeldMessages(
                 *(self._store, name, endpoint.receiver, rules, alerts),
-                *(functools.partial(self._make_body, name), self._renew),
+                *(functools.partial(self._make_body, name), self._renew, endpoint.owns_groups),
             )
             for name, endpoint in self.receivers.items()
         }

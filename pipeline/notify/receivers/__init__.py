@@ -49,7 +49,8 @@ class Message:
     thread:    what the message is about: an incident, or a group of alerts. Its messages arrive in order.
     kind:      `firing`, `resolved`, or `update` for all other changes.
     body:      body of version 4; its object `fleetpulse` has `event`, `actor`, `comment`, `time` and `incident`,
-               and `receiver` if the actor did it there.
+               and `receiver` if the actor did it there. That of a group of several incidents has `incidents`,
+               `acknowledged` (whether all are), `changes` (what persons did to each) and `more_changes` instead.
     reference: what the receiver called the first message of the thread; empty before.
     time:      when this attempt is made (UTC us).
     has_fired: whether the receiver got a firing message of the thread.
@@ -126,6 +127,7 @@ class Endpoint:
     groups:     whether routes may group its alerts; what groups alerts itself gets each of them.
     watchdog:   whether it is sent the Watchdog.
     edits:      whether it shows one message of an incident, which is edited.
+    owns_groups: whether an acknowledgement is of a whole group, so that it is sent once all its alerts are.
     resend_s:   interval in which it is sent all alerts that fire (s); 0: never.
     parallel:   messages that may be on their way at a time; 1 for what limits its rate or threads its messages.
     """
@@ -133,6 +135,7 @@ class Endpoint:
     parallel: ClassVar[int] = 1
     groups: ClassVar[bool] = True
     watchdog: ClassVar[bool] = False
+    owns_groups: ClassVar[bool] = False
     edits: bool = False
     resend_s: float = 0.0
 
@@ -324,21 +327,33 @@ def make_lines(message: Message) -> list[str]:
         for a in ordered[:MAX_LISTED]
     ]
     rest = len(ordered) - MAX_LISTED + int(message.body.get("truncatedAlerts", 0))
-    return lines + ([f"and {rest} more"] if rest > 0 else [])
+    return lines + ([f"and {rest} more"] if rest > 0 else []) + describe_change(message)
 
 
 def describe_change(message: Message) -> list[str]:
-    """Returns who changed the incident and what they wrote; empty for changes by the pipeline without a comment."""
-    actor, comment = message.change.get("actor", ""), message.change.get("comment", "")
+    """Returns who changed the incident and what they wrote; empty for changes by the pipeline without a comment. In a
+    group of several incidents, one line for each change of a person."""
+    changes = message.change.get("changes", ())
+    lines = [f"{line} ({one['title']})" for one in changes for line in _describe_one(one["event"], one)]
+    rest = int(message.change.get("more_changes", 0))
+    return lines + ([f"and {rest} more changes"] if rest else []) or _describe_one(message.event, message.change)
+
+
+def _describe_one(event: str, change: Mapping[str, Any]) -> list[str]:
+    actor, comment = change.get("actor", ""), change.get("comment", "")
     by = f" by {actor}" if actor and actor != PIPELINE else ""
     if not by and not comment:
         return []
-    return [f"{name_event(message)}{by}{f': {comment}' if comment else ''}"]
+    return [f"{_name_event(event)}{by}{f': {comment}' if comment else ''}"]
 
 
 def name_event(message: Message) -> str:
     """Returns what happened as the first words of a sentence: `Acknowledged`, `Worsened`."""
-    return message.event.replace("_", " ").capitalize()
+    return _name_event(message.event)
+
+
+def _name_event(event: str) -> str:
+    return event.replace("_", " ").capitalize()
 
 
 PIPELINE = "fleetpulse"

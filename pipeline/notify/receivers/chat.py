@@ -69,8 +69,11 @@ def choose_color(message: Message) -> str:
     if message.is_resolved:
         return "resolved"
     incident = message.change.get("incident")
-    state = incident.get("state") if isinstance(incident, Mapping) else message.event  # a group says it of all of it
-    return "acknowledged" if state == "acknowledged" else str(message.main["labels"].get("severity", "info"))
+    if isinstance(incident, Mapping):
+        is_owned = incident.get("state") == "acknowledged"
+    else:  # a group of several; one of an older version said an acknowledgement once it was of all
+        is_owned = bool(message.change.get("acknowledged", message.event == "acknowledged"))
+    return "acknowledged" if is_owned else str(message.main["labels"].get("severity", "info"))
 
 
 def make_headline(message: Message, title: str) -> str:

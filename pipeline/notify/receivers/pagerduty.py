@@ -57,6 +57,7 @@ class PagerDutyEndpoint(Endpoint):
     """One service of PagerDuty."""
 
     parallel = 8
+    owns_groups = True
 
     def __init__(self, receiver: PagerDuty) -> None:
         super().__init__(receiver)

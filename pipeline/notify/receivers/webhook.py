@@ -174,6 +174,7 @@ def _make_data(message: Message) -> dict[str, Any]:
         "detail": message.change.get("incident"),
         "alerts": list(message.alerts),
         "truncated_alerts": int(message.body.get("truncatedAlerts", 0)),
+        **({"changes": message.change["changes"]} if message.change.get("changes") else {}),
     }
 
 
