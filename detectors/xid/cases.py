@@ -66,7 +66,7 @@ def new_case(time: int) -> Case:
     codes: XID as text -> [how often, name, action, then].   facts: other facts -> [level, words, must wait].
     driver: recovery action of the driver.   reset: a line says that only a reset helps.   lines: of the log.
     job: job that was on the GPU.   place: unit of the GPU that an XID 13 named.   others: GPUs that it affected.
-    away: us for which it and its node were silent.
+    away: us for which it and its node were silent.   short: sources that count fewer GPUs than expected, if any.
     program: GPUs of its job with errors at the same time.   repeats: why it is this GPU and no program.
     """
     empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": [], "away": 0}

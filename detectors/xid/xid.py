@@ -34,6 +34,7 @@ _WHY_UNKNOWN = f"dropped, more than {MAX_UNKNOWN} cases of unknown entities"
 _SLOW_CALL_S = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
 _SETTLES = 60 * SECOND  # us after announced maintenance: XIDs need no warm-up; chosen
 _LINK_AGAIN = 30 * SECOND  # us from which a driver's next message about a link is another burst, as in link_nvlink
+_KEPT = ("codes", "facts", "driver", "reset", "job", "short")  # of a case that begins again
 _CONFIRM_FRAMES = 2  # in a row in which the driver reports a fault: the event of it comes first; chosen
 _MAX_GPUS = 16  # of a blamed program that are named; chosen
 
@@ -188,7 +189,7 @@ class Xid(Detector):
         case = self.cases.get(entity)
         if case is None or time - case["last"] > REPEAT_FOR:
             self.conditions.pop(entity, None)
-            before = {} if case is None else {k: case[k] for k in ("codes", "facts", "driver", "reset", "job")}
+            before = {} if case is None else {k: case[k] for k in _KEPT if k in case}
             case = self.cases[entity] = {**xid_cases.new_case(time), **before}
         self._schedule.schedule_now(entity)
         return case
@@ -230,16 +231,21 @@ class Xid(Detector):
         return []
 
     def _apply_gpu_count(self, event: Event, time: int) -> list[Finding]:
-        """Adds GPUs that a server lacks; a GPU of it that is known to be lost explains them."""
+        """Adds GPUs that a server lacks; a GPU of it that is known to be lost explains them. Ends when bus and driver,
+        of which one may see more than the other, each count enough."""
         present, expected = (levels.read_code(event.data, key) for key in ("present", "expected"))
         if present is None or expected is None:
             return []
+        source, case = "nvml" if event.data.get("source") == "nvml" else "pci", self.cases.get(event.entity)
         if present >= expected:
-            case = self.cases.get(event.entity)
-            alone = case is not None and set(case["facts"]) == {"gpu_count"}
-            return self._close_case(event.entity, time, _WHY_COMPLETE) if alone else []
+            if case is None or set(case["facts"]) != {"gpu_count"}:
+                return []
+            case["short"] = [other for other in case.get("short", ()) if other != source]
+            return [] if case["short"] else self._close_case(event.entity, time, _WHY_COMPLETE)
         words = xid_cases.describe_gpu_count(present, expected, event.data.get("missing"))
         self._add_fact(event, event.entity, "gpu_count", ("page", words), True)
+        case = self.cases[event.entity]
+        case["short"] = sorted({*case.get("short", ()), source})
         return []
 
     def _check_gpus(self, frame: Frame | None, time: int) -> list[Finding]:

@@ -44,7 +44,7 @@ _KINDS = (
     EventKind("counter_reset", "any", "Counters of a device went back: they begin a new generation", ("signals",), "agent"),
     EventKind("sel", "node", "The BMC wrote an entry into its system event log", ("record", "timestamp", "sensor", "type", "event", "asserted", "reading", "threshold", "raw"), "IPMI Get SEL Entry"),
     EventKind("aer", "node", "A PCIe device counted new errors; at most one event per 5 minutes, device and kind", ("device", "kind", "growth", "total", "errors", "id"), "pci"),
-    EventKind("gpu_count", "node", "The number of GPUs changed, or differs from the expected number", ("expected", "present", "missing", "source"), "pci, nvml"),
+    EventKind("gpu_count", "node", "The number of GPUs at the start of the collector, and when it changed", ("expected", "present", "missing", "source"), "pci, nvml"),
     EventKind("gpu_lost", "gpu", "A GPU no longer responds to its driver, or the driver no longer lists it", ("gpu", "pci", "serial", "uuid", "present"), "nvml"),
     EventKind("gpu_back", "gpu", "A lost GPU responds again", ("gpu", "pci", "serial", "uuid"), "nvml"),
     EventKind("execution_errors", "node", "Executions of a program on Trainium or Inferentia failed in the last period", ("pid", "tag", "period", "devices", "errors"), "neuron"),

@@ -77,6 +77,7 @@ def test_gpus_are_counted_on_the_bus_and_with_a_driver(bus: Bus) -> None:
 
 
 def test_a_gpu_that_leaves_the_bus_is_an_event_with_its_address_and_its_return_another(bus: Bus) -> None:
+    assert bus.read_once().events[0].data == {"expected": 2, "present": 2, "missing": [], "source": "pci"}
     assert bus.read_once().events == ()
     shutil.rmtree(bus.root / "0000:2a:00.0")
     reading = bus.read_once()
@@ -98,6 +99,21 @@ def test_fewer_gpus_than_configured_are_reported_at_the_first_read(tmp_path: Pat
     assert bus.read_once().events == ()
 
 
+@pytest.mark.parametrize(("expected", "present"), [(8, 0), (0, 0), (1, 1), (0, 1)])
+def test_the_first_read_reports_the_count_so_that_a_corrected_expectation_ends_a_page(
+    expected: int, present: int, tmp_path: Path
+) -> None:
+    """A page of 0 of 8 GPUs stayed open when the expectation was removed: the collector had started anew."""
+    bus = Bus(tmp_path, gpus_expected=expected)
+    for number in range(present):
+        bus.put(f"0000:{number:02x}:00.0", "0x10de", "0x030200", "nvidia")
+    bus.pci.open("n1")
+    (event,) = bus.read_once().events
+    data = {"expected": expected or present, "present": present, "missing": [], "source": "pci"}
+    assert (event.kind, event.data) == ("gpu_count", data)
+    assert bus.read_once().events == ()
+
+
 def test_errors_are_summed_over_devices(bus: Bus) -> None:
     bus.errors("0000:18:00.0", RxErr=3, BadTLP=1)
     bus.errors("0000:19:00.0", Timeout=10)
@@ -109,7 +125,7 @@ def test_errors_are_summed_over_devices(bus: Bus) -> None:
 
 def test_growth_is_reported_once_in_five_minutes_with_its_errors(bus: Bus) -> None:
     bus.errors("0000:18:00.0", RxErr=3)
-    assert bus.read_once().events == ()  # from before we looked
+    assert [event.kind for event in bus.read_once().events] == ["gpu_count"]  # errors are from before we looked
     bus.errors("0000:18:00.0", RxErr=5, BadTLP=1)
     (event,) = bus.read_once().events
     assert (event.kind, event.entity) == ("aer", "node:n1")

@@ -338,6 +338,28 @@ def test_a_server_with_missing_gpus_pages_until_they_are_back():
     assert cleared(site.show(site.event("gpu_count", "node:n0", expected=4, present=4))) == {"node:n0"}
 
 
+@pytest.mark.parametrize("sources", [("pci", "nvml"), ("nvml", "pci")])
+def test_missing_gpus_end_when_each_source_that_missed_them_counts_enough(sources):
+    """At each start of an agent both report: GPUs are on the bus that the driver does not see."""
+    site = Site()
+    first, second = ({"source": source, "expected": 4} for source in sources)
+    assert levels(site.show(site.event("gpu_count", "node:n0", present=3, **first), ticks=3)) == {"node:n0": "page"}
+    assert cleared(site.show(site.event("gpu_count", "node:n0", present=4, **second), ticks=3)) == set()
+    site.show(site.event("gpu_count", "node:n0", present=2, **second), ticks=3)
+    assert cleared(site.show(site.event("gpu_count", "node:n0", present=4, **first), ticks=3)) == set()
+    assert cleared(site.show(site.event("gpu_count", "node:n0", present=4, **second))) == {"node:n0"}
+
+
+def test_a_source_that_misses_gpus_for_days_still_does_when_another_one_began_to():
+    site = Site()
+    few, all_there = {"expected": 4, "present": 3}, {"expected": 4, "present": 4}
+    site.show(site.event("gpu_count", "node:n0", source="pci", **few), ticks=3)
+    site.tick += 3 * 8640
+    site.show(site.event("gpu_count", "node:n0", source="nvml", **few), ticks=3)
+    assert cleared(site.show(site.event("gpu_count", "node:n0", source="nvml", **all_there))) == set()
+    assert cleared(site.show(site.event("gpu_count", "node:n0", source="pci", **all_there))) == {"node:n0"}
+
+
 def test_a_site_can_set_levels():
     site = Site(Xid(pages=(63,), suspects=(109,)))
     assert levels(site.show(site.xid(63), site.xid(109, GPUS[5]), ticks=3)) == {GPU: "page", GPUS[5]: "suspect"}

@@ -225,7 +225,8 @@ class Nvml(Collector):
         return Event(self._now(), entity, kind, data)
 
     def _presence_events(self) -> Iterator[Event]:
-        """Yields events for GPUs that were lost or came back since the last read, and for a changed number of GPUs.
+        """Yields events for GPUs that were lost or came back since the last read, and for a changed number of GPUs; the
+        first read yields the number, which ends what an earlier run reported.
 
         `present` of a lost GPU: how many others respond. None do while the driver is being reloaded.
         """
@@ -239,7 +240,7 @@ class Nvml(Collector):
         expected = max(self.expected, len(self._slots.slots))
         present = len(self._slots.slots) - len(missing)
         reported_values, self._reported_counts = self._reported_counts, (expected, present)
-        if self._reported_counts != reported_values and (reported_values is not None or expected != present):
+        if self._reported_counts != reported_values:
             data = {"expected": expected, "present": present, "missing": missing, "source": "nvml"}
             yield self._make_event(f"node:{self._node}", "gpu_count", **data)
 

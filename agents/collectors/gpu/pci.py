@@ -161,9 +161,9 @@ class Pci(Collector):
         return Event(now, f"node:{self._node}", "aer", {**data, "errors": {e: n for e, n in new.items() if n}})
 
     def _count_events(self, present: list[str], expected: int) -> list[Event]:
-        """Returns an event if the number of GPUs changed; at the first read, if it differs from the expected number."""
+        """Returns an event when the number changed and at the first read, which ends what an earlier run reported."""
         before, self._gpu_count = self._gpu_count, len(present)
-        if len(present) == (expected if before is None else before):
+        if len(present) == before:
             return []
         missing = [name for name in self._gpus if name not in present]
         data = {"expected": expected, "present": len(present), "missing": missing, "source": "pci"}
