@@ -78,7 +78,7 @@ def replay(
     runner = _make_runner(config, available, catalogue, calibration)
     replayed = ReplayedIncidents(desk(graph, partial(_is_simulated, graph))) if desk else None
     check_rules(config.modes, runner.names)
-    filters = FindingFilter(graph, config.modes)
+    filters = FindingFilter(graph, config.modes, site=config.site.name)
     found = 0
     with ExitStack() as files:
         lines = files.enter_context(_written(output))

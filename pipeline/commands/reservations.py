@@ -144,7 +144,8 @@ def apply_reservations(
 def _describe_unknown(people: People, reservation: Reservation) -> str:
     """Returns a text about nodes that no agent and no source of topology names: they may be misspelt; "" if none is."""
     scopes = [f"node:{name}" for name in reservation.nodes]
-    unknown = find_unknown_scopes(scopes, people.engine.topology, people.engine.devices.has_device)
+    engine = people.engine
+    unknown = find_unknown_scopes(scopes, engine.topology, engine.devices.has_device, engine.life.site)
     if not unknown:
         return ""
     shown = ", ".join(unknown[:SHOWN]) + (", ..." if len(unknown) > SHOWN else "")

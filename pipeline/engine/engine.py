@@ -99,7 +99,7 @@ class Engine:
         self._is_stopping, self._wake, self._enqueue = ended, wake, enqueue
         self._beat = judge.beat = beat
         self.database, self.devices, self.topology = database, devices, topology
-        self.finding_filter = FindingFilter(topology, modes, budget=PageBudget(budget or Budget()))
+        self.finding_filter = FindingFilter(topology, modes, budget=PageBudget(budget or Budget()), site=site)
         check_rules(modes, judge.names)
         self.judge, self.clock, self.membership = judge, clock, Membership(topology)
         self.lock = threading.RLock()

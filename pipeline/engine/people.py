@@ -427,7 +427,7 @@ class People:
 
     def describe_unknown_scopes(self, scopes: Sequence[str]) -> str:
         """Returns a warning about unknown entities of a mute or maintenance window; "" if all are known."""
-        return warn_unknown_scopes(scopes, self.engine.topology, self.engine.devices.has_device)
+        return warn_unknown_scopes(scopes, self.engine.topology, self.engine.devices.has_device, self.engine.life.site)
 
     def unmute(self, id_: str, user: str, version: int | None = None) -> Mute:
         """Ends a mute now. Raises KeyError if there is no active mute of that id."""

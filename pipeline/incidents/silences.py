@@ -59,8 +59,9 @@ def alert_name(detector: str) -> str:
 def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[str, tuple[str, ...]]:
     """Returns the labels of an incident for matchers: those of its alert, and what all its members are part of.
 
-    A kind such as `rack` or `node` is a label, with the name in it, if all members are in one; `scope` has all of them.
-    Jobs, stages and ranks among other members are what suffers: where they run does not count.
+    A kind such as `rack` or `node` is a label, with the name in it, if all members are in one; `scope` has all of them,
+    and the site of the pipeline, of which all that it monitors is a part. Jobs, stages and ranks among other members
+    are what suffers: where they run does not count.
     """
     labels: dict[str, tuple[str, ...]] = {
         "alertname": (alert_name(incident.detector),),
@@ -88,7 +89,7 @@ def collect_labels(incident: Incident, topology: Topology, site: str) -> dict[st
         kind = kind_of(entity)
         if kind not in labels:
             labels[kind] = tuple(e.partition(":")[2] for e in found if kind_of(e) == kind)
-    return {**labels, SCOPE: found}
+    return {**labels, SCOPE: tuple(dict.fromkeys((*found, f"site:{site}")))}
 
 
 @dataclass(frozen=True, slots=True)

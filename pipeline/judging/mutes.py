@@ -66,8 +66,8 @@ MAX_MUTES = 1000
 SHOWN_UNKNOWN = 3
 """Unknown entities that a warning names. Chosen: a misspelt one is among them."""
 
-_GROUP_KINDS = frozenset({"fleet", "site"})
-"""Kinds that findings name, but that are not in the topology."""
+_WHOLE_SITE = "site:all"
+"""What findings name that are about no part of the site."""
 
 OpenLevel = Callable[[Finding], Level | None]
 """Returns the level of a condition in an open incident, None if it is in none."""
@@ -115,18 +115,23 @@ class Mute:
 
 @dataclass
 class FindingFilter:
-    """Applies the rules of [[modes]] and the active mutes to findings."""
+    """Applies the rules of [[modes]] and the active mutes to findings. site: the pipeline's; it covers everything."""
 
     topology: Topology
     rules: Sequence[ModeRule] = ()
     mutes: list[Mute] = field(default_factory=list)
     held: HeldFindings = field(default_factory=HeldFindings)
     budget: PageBudget = field(default_factory=PageBudget)
+    site: str = ""
+
+    def _list_around(self, entity: str) -> tuple[str, ...]:
+        """Returns an entity and all that it is a part of, nearest first; the last is the site of the pipeline."""
+        return (*list_place(entity, self.topology), f"site:{self.site}")
 
     def find_mode(self, finding: Finding) -> Mode:
         """Returns the mode of the rule with the nearest scope, on one scope the detector's own; `notify` without a
         rule."""
-        around = (*list_place(finding.entity, self.topology), ANY)
+        around = (*self._list_around(finding.entity), ANY)
         best: tuple[int, bool] | None = None
         mode: Mode = "notify"
         for rule in self.rules:
@@ -140,7 +145,7 @@ class FindingFilter:
         """Returns the mute that applies to a finding at its time, None if there is none."""
         if not self.mutes:
             return None
-        around = list_place(finding.entity, self.topology)
+        around = self._list_around(finding.entity)
         return next((m for m in self.mutes if m.applies_to(finding.detector, around, finding.time)), None)
 
     def filter_findings(
@@ -219,16 +224,15 @@ def check_mute(detector: str, scope: str, seconds: float, reason: str, known: It
         raise UsageError("detector and scope are both *, which mutes everything; name a detector or a scope")
 
 
-def warn_unknown_scope(scope: str, topology: Topology, sends: Callable[[str], bool]) -> str:
-    """Returns a warning for an unknown scope, empty for a known one. It is not an error, since it may appear later."""
-    return warn_unknown_scopes((scope,), topology, sends)
-
-
-def warn_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool]) -> str:
-    """Returns a warning that names the first unknown scopes; empty if all are known."""
-    unknown, above = find_unknown_scopes(scopes, topology, sends), _list_above(topology)
+def warn_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool], site: str) -> str:
+    """Returns a warning that names the first unknown scopes; empty if all are known. It is not an error, since an
+    entity may appear later. site: the pipeline's."""
+    unknown, above = find_unknown_scopes(scopes, topology, sends, site), _list_above(topology)
     said = []
     for scope in unknown[:SHOWN_UNKNOWN]:
+        if kind_of(scope) == "site":
+            said.append(f"scope = {scope!r}: not the site of this pipeline, site:{site}; covers nothing below it")
+            continue
         near = difflib.get_close_matches(scope, {*topology.parents, *above}, 1) if len(unknown) == 1 else []
         hint = f"; did you mean '{near[0]}'?" if near else ""
         said.append(f"scope = {scope!r}: unknown entity; no effect until it appears{hint}")
@@ -236,15 +240,12 @@ def warn_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callab
     return "; ".join(said) + more
 
 
-def find_unknown_scopes(scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool]) -> list[str]:
-    """Returns the scopes that no agent and no source of topology names."""
-    above = _list_above(topology)
-
-    def is_known(scope: str) -> bool:
-        named = scope == ANY or kind_of(scope) in _GROUP_KINDS
-        return named or sends(scope) or scope in topology.parents or scope in above
-
-    return [scope for scope in scopes if not is_known(scope)]
+def find_unknown_scopes(
+    scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool], site: str
+) -> list[str]:
+    """Returns the scopes that no agent and no source of topology names. site: the pipeline's."""
+    known = {ANY, _WHOLE_SITE, f"site:{site}", *topology.parents, *_list_above(topology)}
+    return [scope for scope in scopes if not (scope in known or kind_of(scope) == "fleet" or sends(scope))]
 
 
 def _list_above(topology: Topology) -> set[str]:

@@ -8,7 +8,7 @@ from pipeline.config.sections import ModeRule
 from pipeline.engine.engine import Engine
 from pipeline.engine.people import People
 from pipeline.incidents import ledger
-from pipeline.judging.mutes import warn_unknown_scope
+from pipeline.judging.mutes import warn_unknown_scopes
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import Finding
 from pipeline.model.topology import Topology
@@ -227,8 +227,15 @@ def test_a_mute_for_an_unknown_entity_is_accepted_with_a_warning(site):
 def test_a_scope_in_the_topology_is_known_and_a_typo_gets_a_suggestion():
     topology = Topology({"node:n1": ("rack:r12",), "rack:r12": ("cdu:c1",)})
     for known in ("node:n1", "rack:r12", "cdu:c1"):
-        assert warn_unknown_scope(known, topology, lambda _: False) == ""
-    assert warn_unknown_scope("rack:r21", topology, lambda _: False).endswith("did you mean 'rack:r12'?")
+        assert warn_unknown_scopes([known], topology, lambda _: False, "lab") == ""
+    assert warn_unknown_scopes(["rack:r21"], topology, lambda _: False, "lab").endswith("did you mean 'rack:r12'?")
+
+
+def test_the_site_of_the_pipeline_is_known_and_another_one_is_warned_of():
+    topology = Topology({"node:n1": ("rack:r12",)})
+    assert warn_unknown_scopes(["site:lab", "site:all"], topology, lambda _: False, "lab") == ""
+    said = warn_unknown_scopes(["site:other", "site:lab"], topology, lambda _: False, "lab")
+    assert said == "scope = 'site:other': not the site of this pipeline, site:lab; covers nothing below it"
 
 
 class Calibrated(HotWithFeedback):

@@ -10,7 +10,7 @@ from pipeline.config.sections import ModeRule
 from pipeline.incidents.jobs import Places
 from pipeline.incidents.matchers import parse_matchers
 from pipeline.incidents.reach import find_reach
-from pipeline.incidents.silences import collect_labels
+from pipeline.incidents.silences import collect_labels, make_scope_matchers
 from pipeline.judging.mutes import FindingFilter, Mute
 from pipeline.model.places import guess_node_by_name
 from pipeline.model.records import Finding, Incident
@@ -34,7 +34,7 @@ def labels(cause: str, *members: str) -> dict[str, tuple[str, ...]]:
 
 def test_a_job_that_suffers_takes_no_label_of_the_place_away() -> None:
     found = labels("rack:r0", "gpu:n0.0", "gpu:n1.0", "job:1", "rank:1.2")
-    assert (found["rack"], found["cdu"], found["scope"]) == (("r0",), ("c1",), ("rack:r0", "cdu:c1"))
+    assert (found["rack"], found["cdu"], found["scope"]) == (("r0",), ("c1",), ("rack:r0", "cdu:c1", "site:s"))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,36 @@ def test_a_mute_of_a_node_mutes_its_devices_without_inventory_and_no_others() ->
     by_node = FindingFilter(Topology(PARENTS), mutes=mutes)
     found = [Finding(10, 10, entity, "thermal", "page", 1.0, "hot") for entity in ("gpu:n9.0", "gpu:n8.0", "gpu:n1.0")]
     assert [by_node.find_mute(one) is not None for one in found] == [True, False, False]
+
+
+def test_a_window_of_the_site_of_the_pipeline_silences_everything_and_one_of_another_site_nothing(
+    tmp_path: Path,
+) -> None:
+    site = LivingSite(tmp_path / "store.duckdb")
+    site.people.add_silence("maintenance", make_scope_matchers(["site:other"]), None, site.now + HOUR, "power", "ann")
+    before = site.report("gpu:n1.0")
+    assert site.state(before) == "open"
+    own = make_scope_matchers(["site:local", "rack:r9"])
+    made = site.people.add_silence("maintenance", own, None, site.now + HOUR, "power", "ann")
+    pages = [before, *(site.report(entity) for entity in ("gpu:n5.0", "rack:r0", "host:unknown", "job:7", "site:all"))]
+    assert {site.state(page) for page in pages} == {"silenced"}
+    assert [site.state(i.id) for i in site.people.preview_silence(own)] == ["silenced"] * len(pages)
+    site.people.expire_silence(made.id, "ann")
+    site.wait(16)
+    assert {site.state(page) for page in pages} == {"open"}
+    site.database.close()
+
+
+def test_a_mute_or_mode_of_the_site_of_the_pipeline_covers_everything_after_nearer_scopes() -> None:
+    found = [Finding(10, 10, entity, "thermal", "page", 1.0, "hot") for entity in ("gpu:n0.0", "gpu:n9.0", "site:all")]
+    for name, expected in (("site:s", True), ("site:t", False)):
+        mutes = [Mute("m", "thermal", name, 0, 100, "why", "ann")]
+        by_site = FindingFilter(Topology(PARENTS), [ModeRule("record", scope=name)], mutes, site="s")
+        assert [by_site.find_mute(one) is not None for one in found] == [expected] * 3
+        assert [by_site.find_mode(one) == "record" for one in found] == [expected] * 3
+    rules = [ModeRule("record", scope="site:s"), ModeRule("notify", scope="rack:r0"), ModeRule("act")]
+    nearest = FindingFilter(Topology(PARENTS), rules, site="s")
+    assert [nearest.find_mode(one) for one in found] == ["notify", "record", "record"]
 
 
 @pytest.mark.parametrize(

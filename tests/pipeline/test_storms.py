@@ -385,7 +385,7 @@ def silence(site: LivingSite, *matchers: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "matcher", ["entity=site:local", "cause=site:local", "scope=site:local", "entity!=host:c,site=local"]
+    "matcher", ["entity=site:local", "cause=site:local", "scope=site:other", "entity!=host:c,site=local"]
 )
 def test_a_silence_that_neither_names_a_storm_nor_silences_all_its_pages_lets_it_page(site, matcher):
     report_hosts(site, *"abcd")
@@ -419,6 +419,9 @@ def test_a_storm_is_silenced_while_one_silence_silences_all_its_pages(site):
     assert site.alerts()[-1] == (storm.id, "resolved")
     site.people.expire_silence(made.id, ANN)
     assert (storm_of(site).state, site.alerts()[-1]) == ("open", (storm.id, "firing"))
+    made = silence(site, "scope=site:local")
+    assert storm_of(site).life.silenced_by == (made.id,)
+    site.people.expire_silence(made.id, ANN)
     silence(site, "entity=host:c")
     assert (storm_of(site).state, site.state(pages[2])) == ("open", "silenced")
 

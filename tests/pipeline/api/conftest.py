@@ -29,7 +29,7 @@ from pipeline.config.sections import Api, Config
 from pipeline.incidents import calibrations, ledger
 from pipeline.incidents import ledger as mutes
 from pipeline.ingest.topic_lag import TopicLag
-from pipeline.judging.mutes import Mute, check_mute, warn_unknown_scope
+from pipeline.judging.mutes import Mute, check_mute, warn_unknown_scopes
 from pipeline.judging.page_budget import PageBudget
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND
@@ -132,7 +132,7 @@ class StoreBackend:
         mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
         with self.database.transaction() as connection:
             mutes.add_mute(connection, mute)
-        return {**mute.as_json(), "warning": warn_unknown_scope(scope, self.topology, CLOCKS.__contains__)}
+        return {**mute.as_json(), "warning": warn_unknown_scopes((scope,), self.topology, CLOCKS.__contains__, "local")}
 
     def end_mute(self, mute: str, user: str, version: int | None = None) -> Mapping[str, Any]:
         found = {m.id: m for m in mutes.load_all_mutes(self.database.connection)}[mute]
