@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.group_checks import Check, Group, check_group
-from pipeline.commands.start_checks import check_listeners, check_receivers
+from pipeline.commands.start_checks import check_advice, check_listeners, check_receivers, find_missing_secrets
 from pipeline.config import files
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import compare_configs, flatten
@@ -47,7 +47,17 @@ def run_config(given: argparse.Namespace, owners: Check = lambda _: None) -> tup
         return [{"file": config.source, "state": "ok", "found": "what an agent of this node needs"}], CHECKED
     check_with_origin(config, check_receivers)
     check_with_origin(config, check_listeners)
-    return check_files(files.find_file(given.config, environ), environ, owners), CHECKED
+    check_with_origin(config, check_advice)
+    found = check_files(files.find_file(given.config, environ), environ, owners)
+    return [*found, *_list_missing_secrets(config)], CHECKED
+
+
+def _list_missing_secrets(config: Config) -> Rows:
+    """Returns a row per secret's file that is not there, which is no error here: it may be made before the start."""
+    return [
+        {"file": str(path), "state": "missing", "found": f"{key}: no such file; expected before the pipeline starts"}
+        for path, key in find_missing_secrets(config)
+    ]
 
 
 def show_empty(rows: Rows) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Collection
@@ -13,7 +14,7 @@ from pipeline.config.sections import Config
 from pipeline.config.topology import OWN
 from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import ConfigError
-from pipeline.runtime.credentials import list_handed_out
+from pipeline.runtime.credentials import is_copy, list_handed_out
 from pipeline.runtime.systemd import CREDENTIALS
 
 HANDED_OUT = CREDENTIALS / "fleetpulse-pipeline.service" / "tokens"
@@ -65,6 +66,47 @@ def check_listeners(config: Config) -> None:
             raise ConfigError(open_pages)
     except ConfigError as error:
         raise ConfigError(f"{config.source}: {error}") from error
+
+
+def check_advice(config: Config) -> None:
+    """Raises ConfigError if the site's advice is wrong or missing, which a start and a reload refuse.
+
+    Only where the pipeline's packages are installed. Not where this user cannot look.
+    """
+    from pipeline.incidents.advice import read_advice
+
+    path = config.incidents.advice_file
+    if path is None or is_node() or not _is_readable(path):
+        return
+    try:
+        read_advice(path)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: {error}") from error
+
+
+def find_missing_secrets(config: Config) -> list[tuple[Path, str]]:
+    """Returns the files of secrets that are not there, with their keys: a start refuses them. A copy that systemd makes
+    exists only while its unit runs, and what this user may not look for may be there."""
+    if is_node():
+        return []
+    found = [(f"[[{one.section}]] {one.name}", one) for one in config.notify.receivers]
+    files = [
+        (path, f"{where}: {field.name}")
+        for where, one in (*found, ("[api]", config.api))
+        for field in dataclasses.fields(one)
+        if field.name.endswith("_file") and isinstance(path := getattr(one, field.name), Path)
+    ]
+    return [(path, key) for path, key in files if not is_copy(path) and _is_missing(path)]
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_readable(path: Path) -> bool:

@@ -28,6 +28,7 @@ from pipeline.config import files
 from pipeline.config.changes import list_changes
 from pipeline.config.sections import load_config
 from pipeline.model.errors import ConfigError, UsageError
+from pipeline.runtime.systemd import CREDENTIALS
 from tests.until import until
 
 ROOT = Path(__file__).parents[2]
@@ -285,7 +286,44 @@ def test_check_reads_no_secret_of_a_receiver(main: Path) -> None:
         '[[notify.teams]]\nname = "d"\nurl_file = "/nosuch"\n'
         '[[notify.alertmanagers]]\nname = "e"\nurls = ["https://h.example"]\ntoken_file = "/nosuch"\n'
     )
+    found = rows("check", "--config", str(main))
+    assert [row["state"] for row in found] == ["ok"] + ["missing"] * 6
+    keys = ("a: url_file", "a: signing_secret_file", "b: routing_key_file", "c: token_file", "d: url_file")
+    for key, row in zip(keys, [row for row in found[1:] if "alertmanagers" not in row["found"]], strict=True):
+        assert row["file"] == "/nosuch"
+        assert f"{key}: no such file; expected before the pipeline starts" in row["found"]
+
+
+def test_check_says_nothing_of_a_secret_that_is_there_or_a_copy_of_a_unit(main: Path, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("")
+    copy = CREDENTIALS / "fleetpulse-pipeline.service" / "key"
+    main.write_text(
+        f'[[notify.webhooks]]\nname = "a"\nurl_file = "{tmp_path / "url"}"\n'
+        f'[[notify.pagerduty]]\nname = "b"\nrouting_key_file = "{copy}"\n'
+    )
     assert [row["state"] for row in rows("check", "--config", str(main))] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[detector.xid\n", "{advice}: is not TOML"),
+        ("[detector.xid]\nrun = 1\n", "{advice}: [detector.xid]: expected the texts advice and runbook"),
+        ("[detectors.xid]\n", "{advice}: [detectors]: expected [detector.NAME] or [cause.KIND]"),
+        (None, "[incidents] advice_file = '{advice}': cannot be read: No such file"),
+    ],
+)
+def test_check_refuses_advice_that_a_start_refuses(
+    main: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
+    advice = tmp_path / "advice.toml"
+    if text is not None:
+        advice.write_text(text)
+    path = drop_in(main, "50.toml", f'[incidents]\nadvice_file = "{advice}"\n')
+    assert fleetpulse.main(["config", "check", "--config", str(main)]) == 2
+    assert f"fleetpulse: {path}: {said.format(advice=advice)}" in capsys.readouterr().err
+    advice.write_text('[detector.xid]\nadvice = "call ann"\n')
+    assert fleetpulse.main(["config", "check", "--config", str(main)]) == 0
 
 
 @pytest.mark.parametrize(
