@@ -88,10 +88,36 @@ def test_variables_of_units_are_keys_and_secrets_come_as_credentials(unit: str, 
     text = (
         (DEPLOY / unit).read_text().replace(f"/run/credentials/{unit}", str(tmp_path))
     )  # since systemd 247; %d is newer
-    load_config(None, dict(re.findall(r"^#?Environment=(FLEETPULSE__\w+)=(.*)", text, re.MULTILINE)))
-    loaded = re.findall(r"^#?LoadCredential=([\w.]+):/etc/fleetpulse/", text, re.MULTILINE)
-    named = re.findall(rf"^#?Environment=FLEETPULSE__\w+_FILE={tmp_path}/([\w.]+)", text, re.MULTILINE)
+    load_config(None, dict(re.findall(r"^Environment=(FLEETPULSE__\w+)=(.*)", text, re.MULTILINE)))
+    loaded = re.findall(r"^LoadCredential=([\w.]+):/etc/fleetpulse/", text, re.MULTILINE)
+    named = re.findall(rf"^Environment=FLEETPULSE__\w+_FILE={tmp_path}/([\w.]+)", text, re.MULTILINE)
     assert loaded == named
+
+
+@pytest.mark.parametrize("unit", [UNIT, *OTHERS])
+def test_no_unit_asks_for_a_change_of_itself_which_an_upgrade_undoes(unit: str) -> None:
+    """Agents whose password was set up so ended with exit code 2 after the next `dpkg -i`."""
+    text = (DEPLOY / unit).read_text()
+    assert re.findall(r"^#\w+=.*", text, re.MULTILINE) == []
+    assert "take away" not in text
+
+
+def test_the_guides_hand_secrets_out_by_drop_ins_that_are_whole() -> None:
+    """Each names a file below /etc/systemd/system, and hands out every copy that a key or variable of it names."""
+    kafka, login = (text[text.index("\n## Login") :] for text in map(read_guide, ("kafka.md", "dashboard.md")))
+    role = (DEPLOY.parent / "ansible/roles/fleetpulse/tasks/credentials.yml").read_text()
+    lines = re.findall(r"^ +((?:LoadCredential|Environment)=.*)", kafka, re.MULTILINE)
+    assert [line.replace("fleetpulse-agent", "{{ item }}") for line in lines] == re.findall(
+        r"^ +((?:LoadCredential|Environment)=.*kafka.password)$", role, re.MULTILINE
+    )
+    for text in (kafka, login, read_guide("security.md")):
+        handed_out = re.findall(r"LoadCredential=([\w.-]+):/etc/fleetpulse/", text)
+        assert set(re.findall(r"/run/credentials/fleetpulse-\w+\.service/([\w.-]+)", text)) <= set(handed_out)
+        assert re.search(r"/etc/systemd/system/fleetpulse-\w+\.service\.d/\w+\.conf", text)
+
+
+def read_guide(name: str) -> str:
+    return (DEPLOY.parents[1] / "docs" / name).read_text()
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DEPLOY.glob("*.sysusers.conf")))

@@ -41,6 +41,8 @@ def _describe_unreadable(one: Unreadable) -> Check:
         f'LoadCredential={one.path.name}:{source} below [Service] in {drop_in}; the key: "{copy}"; then systemctl '
         f"daemon-reload && systemctl restart fleetpulse-{one.service} (docs/security.md#secrets)"
     )
+    if one.owner:
+        fix = f"chown {one.owner} {one.path.parent}/*.key"
     return Check(SECRETS, "fail", found, meaning, fix)
 
 

@@ -17,7 +17,7 @@ from pipeline.config.addresses import HIDDEN, hide_in_text
 from pipeline.config.changes import flatten
 from pipeline.config.sections import Config
 from pipeline.model.regular_files import read_regular
-from pipeline.runtime.private_files import list_secret_files
+from pipeline.runtime.private_files import list_node_keys, list_secret_files
 
 MIN_SECRET = 6
 """Shortest text that is replaced (characters): shorter ones occur in any text. Chosen."""
@@ -69,7 +69,7 @@ def list_unread(config: Config, salvage: Salvage | None = None) -> list[str]:
 
 
 def _list_files(config: Config, salvage: Salvage | None) -> set[Path]:
-    files = {*list_secret_files(config).values(), *_list_node_keys(config.kafka.node_keys)}
+    files = {*list_secret_files(config).values(), *list_node_keys(config.kafka.node_keys)}
     return files | {*(salvage.files if salvage is not None else ())}
 
 
@@ -105,14 +105,6 @@ def _find_in_file(text: str) -> Iterator[str]:
         for line in text.splitlines():
             value = line.partition(":")[2].strip()
             yield from (line.strip(), value, *value.split())
-
-
-def _list_node_keys(folder: Path | None) -> list[Path]:
-    """Returns the files with the keys that sign messages of nodes."""
-    try:
-        return sorted(folder.glob("*.key")) if folder is not None else []
-    except OSError:  # this user may not look into it, so nothing in the archive was read from there
-        return []
 
 
 def _find_passwords(value: Any) -> Iterator[str]:

@@ -87,6 +87,14 @@ def list_named_secrets(config: Config) -> dict[str, Path]:
     return found
 
 
+def list_node_keys(folder: Path | None) -> list[Path]:
+    """Returns the files with the keys that sign messages of nodes."""
+    try:
+        return sorted(folder.glob("*.key")) if folder is not None else []
+    except OSError:  # this user may not look into it, so nothing in the archive was read from there
+        return []
+
+
 def _find_secrets(where: str, value: Any, found: dict[str, Path]) -> None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

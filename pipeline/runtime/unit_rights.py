@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.credentials import is_copy, list_texts
-from pipeline.runtime.private_files import list_named_secrets
+from pipeline.runtime.private_files import list_named_secrets, list_node_keys
 from pipeline.runtime.systemd import CREDENTIALS
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ READ: Mapping[str, tuple[str, ...]] = {
 """Service -> sections of which it reads the secret files."""
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Folders that units do not see as others do: ProtectHome= and PrivateTmp= of systemd.exec(5)."""
+NODE_KEYS = "kafka.node_keys"
+"""Key of a folder of files that are read by their names."""
 _DYNAMIC = 61184
 """First of the numbers that systemd has for DynamicUser= (UIDS-GIDS.md of systemd)."""
 _READS_ALL = ("CAP_DAC_READ_SEARCH", "CAP_DAC_OVERRIDE")
@@ -52,11 +54,12 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A secret file that a service cannot read, with its key."""
+    """A secret file that a service cannot read, with its key. owner: who must own it, as it cannot be a copy."""
 
     service: str
     key: str
     path: Path
+    owner: str = ""
 
 
 def find_unreadable(config: Config, service: str) -> list[Unreadable]:
@@ -72,7 +75,16 @@ def find_unreadable(config: Config, service: str) -> list[Unreadable]:
         path = Path(rights.variables.get(f"FLEETPULSE__{key.upper().replace('.', '__')}", named))
         if key.partition(".")[0] in sections and not _may_read(path, unit, rights):
             found.append(Unreadable(service, key, path))
-    return found
+    keys = list_node_keys(config.kafka.node_keys) if "kafka" in sections else []
+    first = next((path for path in keys if not _may_read(path, unit, rights)), None)
+    return found + ([Unreadable(service, NODE_KEYS, first, _name_user(rights.uid))] if first else [])
+
+
+def _name_user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def read_rights(unit: str) -> Rights | None:

@@ -136,6 +136,19 @@ def test_a_key_that_the_unit_sets_counts_as_the_unit_has_it_and_the_owner_and_ca
     assert unit_rights.find_unreadable(replace(config, pipeline=Config().pipeline), "pipeline") == []
 
 
+def test_keys_of_nodes_must_belong_to_the_user_as_they_can_be_no_copies(host: Host) -> None:
+    """All of a folder are one result: a server has thousands."""
+    host.running = {"dashboard", "agent"}
+    host.write_drop_in("agent", "User=nobody", "Group=")
+    (host.etc / "keys").mkdir(0o755)
+    for number in range(3):
+        host.write_secret(f"keys/n{number}.key")
+    kafka = f'[pipeline]\ntransport = "kafka"\n[kafka]\nnode_keys = "{host.etc / "keys"}"\n'
+    ((state, found, fix),) = of_units(host.write(kafka), "unit secrets")
+    assert (state, fix) == ("fail", f"chown nobody {host.etc / 'keys'}/*.key")
+    assert found.startswith(f"kafka.node_keys = '{host.etc / 'keys/n0.key'}'")
+
+
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[tuple[SystemdNotifier, socket.socket]]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
