@@ -140,6 +140,7 @@ def _describe_answers(name: str, step: str, result: delivery.PostResult, answers
         rows.append({"receiver": name, "step": step, "status": None, "answer": ""})
     for row in rows:
         row["result"] = "ok" if row is not rows[-1] else "ok" if result.outcome == "delivered" else result.text
+        row["answer"] = "" if row["answer"] == row["result"] else row["answer"]  # without an answer both are the reason
     return rows
 
 

@@ -141,6 +141,8 @@ def run_act(config: Config, given: argparse.Namespace) -> tuple[Rows, Sequence[s
     if given.command == "ack":
         body["hours"] = given.hours
     elif given.command == "assign":
+        if not given.to:
+            raise UsageError("assign: PERSON: found an empty text; expected a name, or '-' to remove the assignee")
         body["to"] = "" if given.to == "-" else given.to
     elif given.command == "resolve":
         body["not_a_fault"] = given.not_a_fault

@@ -34,8 +34,9 @@ _VERSIONED_PATHS = re.compile(
     r"/api/v1/(incidents/[^/]+/[a-z]+|silences/[^/]+(/expire)?|mutes/[^/]+/end|calibration"
     r"|acts/[^/]+/(approve|cancel))"
 )
-_FORBIDDEN = re.compile(rf"[\t\n{CODES}]")
-"""Control characters, and those that change the direction of text: a name must look like what it is."""
+_FORBIDDEN = re.compile(rf"[\t\n{CODES}\u200b\u2060\ufeff]")
+"""Control characters, those that change the direction of text, and those of no width: a name must look like what it is.
+Joiners (U+200C, U+200D) stay: some scripts write names with them."""
 
 
 def find_role(method: str, path: str) -> Role:

@@ -258,3 +258,13 @@ def test_notify_test_fails_where_another_service_accepts_the_message(
     assert code == 1
     assert "unexpected answer" in rows[-1]["result"]
     assert "SECRET" not in rows[-1]["result"]
+
+
+def test_notify_test_says_once_why_there_was_no_answer(service: Service) -> None:
+    from pipeline.commands import notify
+
+    config = Config(notify=Notify(webhooks=(Webhook("r", f"{service.url}/hook"),)))
+    service.behave = ["text"]
+    (row,), _, code = notify.run_test(config, "r", "info", lambda _: None)
+    assert (code, row["status"], row["answer"]) == (3, None, "")
+    assert "no valid HTTP" in row["result"]

@@ -338,3 +338,16 @@ def test_bash_completes_with_the_script(tmp_path, line, wanted):
     script.write_text(make_script("bash") + ask)
     ran = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == wanted
+
+
+def test_an_empty_text_is_no_one_to_assign_an_incident_to(site, run):
+    page = site.report("gpu:n0.0")
+    run("assign", page, "bob")
+    code, _, err = run("assign", page, "")
+    assert (code, "'-' to remove the assignee" in err) == (2, True)
+    assert "bob" in run("incidents", "show", page)[1]
+    code, _, err = run("assign", page, "\u200b")
+    assert (code, "visible characters" in err) == (2, True)
+    assert "bob" in run("incidents", "show", page)[1]
+    assert run("assign", page, "-")[0] == 0
+    assert "bob" not in run("incidents", "--output", "json")[1]
