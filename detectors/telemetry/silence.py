@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class SeenDevices(State):
     rhythm: the same; of nodes at least between the last two.   usual: before this instant.
     gaps, holes: for devices with a sample at this instant: time since the one before, and instants missed in between.
     names:  entities; after a restart only if none of them reported, else they come with the next frame.
+    twins:  (2, pairs) positions of devices with one name, both ways: with a new [site] name an agent sends as others.
     """
 
     seen: Times = memory(0, np.int64)
@@ -75,6 +77,8 @@ class SeenDevices(State):
     rhythm: Times = memory(0, np.int64)
     _lost_names: list[str] = notes(list)
     names: Sequence[str] = field(default=(), init=False)
+    twins: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 0), np.int64), init=False)
+    _compared: int = field(default=0, init=False)  # names that twins are found among
     usual: Times = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     gaps: Times = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     holes: Counts = field(default_factory=lambda: np.zeros(0, np.int32), init=False)
@@ -85,6 +89,8 @@ class SeenDevices(State):
         self.grow(len(names))
         self.since[known:] = time
         self.names = names
+        if len(names) != self._compared:
+            self._compared, self.twins = len(names), find_twins(names)
 
     def update(self, values: NDArray[np.float64], time: int, back: bool) -> None:
         """Adds the samples of an instant. back: time was set back, so no device had a sample later than now."""
@@ -106,6 +112,13 @@ class SeenDevices(State):
     def reporting(self) -> Bools:
         """(N,) devices with a sample within the last MISSED instants."""
         return self.missed < MISSED
+
+    def known(self, least: int) -> Bools:
+        """(N,) devices with at least so many samples, without those that have sent as another device since."""
+        out: Bools = self.count >= least
+        one, other = self.twins
+        out[one[self.seen[one] < self.seen[other]]] = False
+        return out
 
     def snapshot(self, copied: bool = True) -> dict[str, Any]:
         """See `State.snapshot`; with names if no device reports."""
@@ -168,8 +181,8 @@ class LastSamples(State):
         return self.of_class(device_class).names
 
     def known(self, device_class: str) -> Bools:
-        """Returns (N,) devices that had enough samples to be known to exist."""
-        return self.of_class(device_class).count >= KNOWN_OF.get(device_class, KNOWN)
+        """Returns (N,) devices that had enough samples to be known to exist, and go by no other site's name since."""
+        return self.of_class(device_class).known(KNOWN_OF.get(device_class, KNOWN))
 
     def reporting(self, device_class: str) -> Bools:
         """Returns (N,) devices with a sample within the last MISSED instants, or of which the next is not due."""
@@ -200,6 +213,17 @@ class LastSamples(State):
 
 
 _NO_DEVICES = SeenDevices()
+
+
+def find_twins(names: Sequence[str]) -> NDArray[np.int64]:
+    """Returns (2, pairs) the positions of equal names, each pair in both orders."""
+    if len(set(names)) == len(names):
+        return np.zeros((2, 0), np.int64)
+    places: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        places.setdefault(name, []).append(i)
+    pairs = [pair for same in places.values() if len(same) > 1 for pair in permutations(same, 2)]
+    return np.array(pairs, np.int64).T
 
 
 @compiled

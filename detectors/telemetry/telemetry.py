@@ -152,7 +152,7 @@ class SilentDevices(State):
         """Units that no node holds: all of them silent is the silence of their reader, reported once."""
         devices = context.last.of_class(device_class)
         left = dict(mine)
-        sampled = devices.count > 0
+        sampled = devices.known(1)
         if len(mine) > 1 and len(mine) == np.count_nonzero(sampled):
             flags = np.zeros(len(devices.names), bool)
             flags[list(mine)] = True

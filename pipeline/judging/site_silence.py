@@ -71,6 +71,7 @@ class SiteSilenceWatch:
         self._site_of, self._monotonic, self._interval, self._retired = site_of, monotonic, interval, retired
         self._looked = self._started = self._floor = self._time = monotonic()
         self._nodes = {node: _Node(site_of(node) or "", mark, self._started) for node, mark in nodes.items()}
+        self._left: set[str] = set()  # sites that a node sent as before it sent as another: its [site] name changed
 
     def record_arrivals(self, nodes: Mapping[str, int], behind: bool) -> None:
         """Records the time of each node's last message after a step of ingest.
@@ -85,7 +86,10 @@ class SiteSilenceWatch:
         for node, mark in nodes.items():
             known = self._nodes.get(node)
             if known is None or known.mark != mark:
-                self._nodes[node] = _Node((known and known.site) or self._site_of(node) or "", mark, now)
+                site = self._site_of(node) or (known and known.site) or ""
+                if known is not None and known.site != site:
+                    self._left.add(known.site)
+                self._nodes[node] = _Node(site, mark, now)
 
     def forget(self, node: str) -> None:
         """Expects nothing of a node until its next message."""
@@ -117,8 +121,9 @@ class SiteSilenceWatch:
         ]
 
     def list_retired(self) -> set[str]:
-        """Returns the sites all nodes of which are out of service; any thread may call it."""
-        return {site for site in self._retired() if site} - {known.site for known in self._nodes.copy().values()}
+        """Returns the sites all nodes of which are out of service or send as another site; any thread may call it."""
+        gone = {site for site in (*self._retired(), *self._left.copy()) if site}
+        return gone - {known.site for known in self._nodes.copy().values()}
 
     def _silence_limit_s(self, nodes: Sequence[str]) -> float:
         """Returns the time without a message (s) that counts as silence, by the node with the shortest interval.

@@ -78,7 +78,7 @@ class Devices:
         return self._simulated.get(entity, False)
 
     def site_of(self, node: str) -> str | None:
-        """The site of a node, from its newest device; None without telemetry."""
+        """The site of a node, from its newest telemetry; after a start, from its newest device; None without either."""
         return self._sites.get(node)
 
     def has_device(self, entity: str) -> bool:
@@ -100,6 +100,7 @@ class Devices:
     ) -> NDArray[np.int32]:
         """(devices,) ids of `entities`; assigns new ids; EXCLUDED for excluded entities."""
         key = (device_class, site, entities)
+        self._sites[node] = site
         if excluded or key not in self._arrays:
             found = [
                 EXCLUDED if e in excluded else self._assign_id(device_class, site, node, simulated, e) for e in entities
@@ -120,7 +121,7 @@ class Devices:
             self._next[device_class] += 1
             self._origins[device_class].append((site, node, simulated))
             self._names[device_class].append(entity)
-            self._simulated[entity], self._sites[node] = simulated, site
+            self._simulated[entity] = simulated
             self._unsaved.append((device_class, self._ids[key], site, entity, node, simulated))
         return self._ids[key]
 

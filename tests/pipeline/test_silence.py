@@ -410,6 +410,23 @@ def test_a_title_has_at_most_80_characters(line: SilencePipeline) -> None:
     assert len(found.summary) <= 80
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_nodes_that_send_under_another_name_of_their_site_are_not_silent(line: SilencePipeline, restarts: bool) -> None:
+    """Each node was called dead under the old name, and the silence of all was that of the old site, for good."""
+    line.run(120, *NODES)
+    for name in ("east", "local", "east"):
+        if restarts:
+            line.restart(after=5)
+        line.run(180, *NODES, site=name)
+    assert line.incidents() == []
+    line.run(60)
+    assert line.incidents() == [("site:east", "page", "open")]
+    line.run(900, *NODES, site="west")
+    assert line.incidents() == [("site:east", "page", "resolved")]
+    line.run(120, *NODES[1:], site="west")
+    assert [cause for cause, _, state in line.incidents() if state == "open"] == [f"node:{NODES[0]}"]
+
+
 @pytest.mark.slow
 def test_threads_may_check_for_silence_while_nodes_are_added() -> None:
     watch = SiteSilenceWatch({}, lambda node: "s", {})
