@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.config.sections import Config
 from pipeline.model.errors import HeldStore, UsageError
 from pipeline.runtime import private_files
+from pipeline.store.database import Database  # nodes have no store: there this fails before anything is created
 
 
 def initialize(config: Config, print_line: Callable[[str], None], acls: bool = False) -> int:
@@ -66,8 +67,6 @@ def _tokens(path: Path, print_line: Callable[[str], None]) -> None:
 
 
 def _store(config: Config, print_line: Callable[[str], None]) -> None:
-    from pipeline.store.database import Database
-
     path, known = config.store.path, config.store.path.exists()
     try:
         Database(path, config.store.memory_limit, keep_older=config.store.migration_backup).close()

@@ -74,6 +74,18 @@ def test_init_creates_private_state(tmp_path: Path) -> None:
     assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
 
 
+def test_init_on_a_node_creates_nothing(tmp_path: Path) -> None:
+    """It needs what only a server has, and left an empty directory of the store before it said so."""
+    path = tmp_path / "fleetpulse.toml"
+    path.write_text(f"[spool]\ndirectory = '{tmp_path / 'spool'}'\n[api]\ntoken_file = '{tmp_path / 'tokens'}'\n")
+    node = "import sys; sys.modules['duckdb'] = None; import fleetpulse; sys.exit(fleetpulse.main(sys.argv[1:]))"
+    words = [sys.executable, "-c", node, "init", "--config", str(path)]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    ran = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (ran.returncode, "needs duckdb, which only a server has" in ran.stderr) == (2, True), ran.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_doctor_fails_on_open_state_and_its_fix_closes_it(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with Spool(tmp_path / "spool", "n1", TELEMETRY, free_bytes=0):
