@@ -255,7 +255,9 @@ def _setup(given: argparse.Namespace) -> int:
         sys.stderr.write(question)
         sys.stderr.flush()
         if not (line := sys.stdin.readline()):
-            raise UsageError("setup: its input ended, nothing was written; expected five answers, or flags for all")
+            raise UsageError(
+                "setup: its input ended, nothing was written; expected at most four answers, or flags for all"
+            )
         return line
 
     print("\n".join(setup.run_setup(given, ask)))

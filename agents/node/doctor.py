@@ -90,6 +90,9 @@ def _present_values(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~np.isnan(values))
 
 
+CLOCK_UNITS = ("chrony", "chronyd", "ntpsec", "systemd-timesyncd")
+"""Units of programs that set the clock: chrony is Debian's name, chronyd that of others."""
+CLOCK_FOLDERS = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
 UNITS = str(systemd.UNIT_FOLDER) if systemd.UNIT_FOLDER.is_dir() else "deploy/systemd"
 DROP_INS = "fleetpulse-agent.service.d"
 _NAMES = re.compile(r"\bCAP_[A-Z_]+")
@@ -364,7 +367,14 @@ def check_clock(reports: Sequence[CollectorReport]) -> list[Check]:
         return []
     if values[0]:
         return [Check("node clock", "ok", "synchronized")]
-    return [Check("node clock", "warn", "not synchronized", _MEANING_CLOCK, "systemctl enable --now chrony")]
+    return [Check("node clock", "warn", "not synchronized", _MEANING_CLOCK, _suggest_clock())]
+
+
+def _suggest_clock() -> str:
+    """Returns the command for the program of this host that sets clocks, whose unit has two names; without one, to
+    install it."""
+    units = [name for folder in CLOCK_FOLDERS for name in CLOCK_UNITS if (folder / f"{name}.service").exists()]
+    return f"systemctl enable --now {units[0]}" if units else "apt-get install chrony, or dnf install chrony"
 
 
 def _is_readable(privilege: Privilege, root: Path) -> bool:

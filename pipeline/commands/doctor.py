@@ -235,7 +235,10 @@ def secrets(config: Config) -> Check:
         fix = "write them (tokens: fleetpulse init), or correct the keys; docs/security.md#secrets"
         return Check("secrets", "warn", "; ".join(absent), meaning, fix)
     if old := list_old_copies(config):
-        return Check("secrets", "warn", "; ".join(old), "the unit uses the secrets of before", "systemctl restart it")
+        units = " ".join(sorted({text.rpartition(" ")[2] for text in old}))
+        return Check(
+            "secrets", "warn", "; ".join(old), "the unit uses the secrets of before", f"systemctl restart {units}"
+        )
     if hidden := private_files.find_hidden_secrets(config):
         text = f"{len(hidden)} of {len(files)} cannot be looked at by this user; run doctor as root"
         return Check("secrets", "info", text)
@@ -396,8 +399,9 @@ def run_checks(config: Config, checks: Sequence[CheckFunction] = CHECKS, limit_s
 
 
 def _name_check(check: CheckFunction) -> str:
-    """Returns the name of a check's function, also of one with arguments already given."""
-    return str(getattr(getattr(check, "func", check), "__name__", "check"))
+    """Returns the name of a check's function as words, also of one with arguments already given."""
+    name = str(getattr(getattr(check, "func", check), "__name__", "check"))
+    return name.removeprefix("check_").replace("_", " ")
 
 
 def _examined(check: CheckFunction, config: Config, made: list[Check]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
 from pipeline.config.sections import Config
+from pipeline.runtime import systemd
 
 SHOWN = 3
 """Steps that are named; more confuse. Chosen."""
@@ -31,6 +32,8 @@ def suggest_next(config: Config, checks: Sequence[Check]) -> list[str]:
                 fixes.setdefault(check.fix, check.name)
     steps = [f"{name}: {fix}" for fix, name in fixes.items()]
     failed = sum(check.state == "fail" for check in checks)
+    if failed and os.geteuid() != 0 and any(map(systemd.has_unit, ("agent", "pipeline"))):
+        return ["Next: run it as root, since this user may not read what the services read: sudo fleetpulse doctor"]
     if steps:
         head = (
             "Next: correct what fails, then run fleetpulse doctor again" if failed else "Next: nothing fails; improve"

@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agents.collector import Reading
+from agents.node import doctor as node_doctor
+from agents.node.once import CollectorReport
 from dashboards import serve
-from pipeline.commands import doctor, doctor_units
+from pipeline.commands import doctor, doctor_units, next_steps
+from pipeline.commands.checks import Check
 from pipeline.config import accepted
 from pipeline.config.sections import Config, load_config
 from pipeline.model.errors import ConfigError
@@ -147,6 +152,39 @@ def test_keys_of_nodes_must_belong_to_the_user_as_they_can_be_no_copies(host: Ho
     ((state, found, fix),) = of_units(host.write(kafka), "unit secrets")
     assert (state, fix) == ("fail", f"chown nobody {host.etc / 'keys'}/*.key")
     assert found.startswith(f"kafka.node_keys = '{host.etc / 'keys/n0.key'}'")
+
+
+def test_a_person_without_rights_on_a_host_with_units_is_told_to_run_it_as_root(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven failures with names of functions were named, and three of them as the next steps."""
+    config = host.write("")
+
+    def check_agent(_: Config) -> Check:
+        raise PermissionError(13, "Permission denied", "/var/lib/fleetpulse/spool")
+
+    checks = doctor.run_checks(config, [check_agent])
+    assert [(one.name, one.state) for one in checks] == [("agent", "fail")]
+    monkeypatch.setattr(next_steps.os, "geteuid", lambda: 1000)
+    (line,) = next_steps.suggest_next(config, checks)
+    assert line.endswith("sudo fleetpulse doctor")
+    monkeypatch.setattr(next_steps.os, "geteuid", lambda: 0)
+    assert "sudo" not in "".join(next_steps.suggest_next(config, checks))
+
+
+@pytest.mark.parametrize(
+    ("unit", "fix"),
+    [("chronyd", "systemctl enable --now chronyd"), (None, "apt-get install chrony, or dnf install chrony")],
+)
+def test_the_command_for_the_clock_is_of_a_program_that_is_installed(
+    unit: str | None, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_doctor, "CLOCK_FOLDERS", (tmp_path,))
+    if unit:
+        (tmp_path / f"{unit}.service").touch()
+    columns = {"node.clock_synchronized": np.zeros(1)}
+    report = CollectorReport("clock", 1, (Reading("node", ("node:n1",), columns),))
+    assert [(one.state, one.fix) for one in node_doctor.check_clock([report])] == [("warn", fix)]
 
 
 @pytest.fixture
