@@ -19,10 +19,11 @@ from dashboards.client import API_TOKEN_FILE, API_URL, read_token, record_reload
 from dashboards.guard import Guard
 from dashboards.login_cookies import LoginCookies
 from pipeline.config.dashboard import Dashboard
+from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import Config
 from pipeline.http.addresses import is_loopback, parse_host
 from pipeline.http.open_pages import describe_open_pages
-from pipeline.model.errors import FleetpulseError, Refused, UsageError
+from pipeline.model.errors import ConfigError, FleetpulseError, Refused, UsageError
 from pipeline.model.regular_files import read_regular_text
 from pipeline.runtime import logs
 from pipeline.runtime.free_ports import check_free
@@ -183,18 +184,19 @@ def public_url(config: Config) -> str:
 
 
 def secrets(config: Config) -> dict[str, Any]:
-    """Returns the settings of Streamlit's login; none without [dashboard.oidc]. Raises UsageError."""
+    """Returns the settings of Streamlit's login; none without [dashboard.oidc]. Raises ConfigError."""
     settings = config.dashboard.oidc
     if settings is None:
         return {}
-    key = _read_secret(settings.cookie_secret_file) if settings.cookie_secret_file else random.token_urlsafe(32)
+    cookie, where = settings.cookie_secret_file, config.source
+    key = _read_secret(where, cookie) if cookie else random.token_urlsafe(32)
     asked = {"scope": " ".join(settings.scopes), "code_challenge_method": "S256", "prompt": settings.prompt}
     return {
         "auth": {
             "redirect_uri": f"{public_url(config)}/oauth2callback",
             "cookie_secret": key,
             "client_id": settings.client_id,
-            "client_secret": _read_secret(settings.client_secret_file),
+            "client_secret": _read_secret(where, settings.client_secret_file),
             "server_metadata_url": oidc.metadata_url(settings),
             "expose_tokens": ["access"],
             "client_kwargs": asked,
@@ -202,16 +204,18 @@ def secrets(config: Config) -> dict[str, Any]:
     }
 
 
-def _read_secret(path: Path) -> str:
-    """Returns the secret in a file, without its line end. Raises UsageError."""
+def _read_secret(where: str, path: Path) -> str:
+    """Returns the secret in a file, without its line end. Raises ConfigError that names the configuration's file."""
     try:
         text = read_regular_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"[dashboard.oidc] {path}: cannot be read: {error}; expected a file with one secret"
+        raise ConfigError(
+            f"{where}: [dashboard.oidc] {path}: cannot be read: {error}; expected a file with one secret"
         ) from error
     if len(text) < MIN_SECRET:
-        raise UsageError(f"[dashboard.oidc] {path}: {len(text)} characters; expected a secret of at least {MIN_SECRET}")
+        raise ConfigError(
+            f"{where}: [dashboard.oidc] {path}: {len(text)} characters; expected a secret of at least {MIN_SECRET}"
+        )
     return text
 
 
@@ -242,7 +246,7 @@ def check_settings(config: Config) -> None:
     """Raises Refused or UsageError for settings with which Streamlit would fail later."""
     if open_pages := describe_open_pages(config):
         raise Refused(f"{config.source}: {open_pages}")
-    secrets(config)
+    check_with_origin(config, secrets)
     if config.dashboard.token_file:
         read_token(config.dashboard.token_file)
 

@@ -40,7 +40,7 @@ def run(
     load_again: reads the configuration.
     Raises ConfigError if it names a receiver that does not exist.
     """
-    check_with_origin(config, check_receivers)
+    check_with_origin(config, lambda one: check_receivers(one, secrets=True))
     stop = Stop()
     ended = end_on_signals(stop)
     manager = SystemdNotifier()

@@ -16,7 +16,8 @@ from agents.collector import Reading
 from agents.node import doctor as node_doctor
 from agents.node.once import CollectorReport
 from dashboards import serve
-from pipeline.commands import doctor, doctor_units, next_steps
+from detectors.runner import Runner
+from pipeline.commands import doctor, doctor_units, next_steps, run_pipeline
 from pipeline.commands.checks import Check
 from pipeline.config import accepted
 from pipeline.config.sections import Config, load_config
@@ -229,13 +230,25 @@ def test_a_login_whose_reload_the_dashboard_refused_is_not_in_force(
     host.status["dashboard"] = read_status(listener)
     ((state, found, fix),) = of_units(config, "in force")
     assert state == "fail"
-    assert f"the last reload was refused: [dashboard.oidc] {host.etc / 'absent'}: cannot be read" in found
+    assert f"the last reload was refused: {host.file}: [dashboard.oidc] {host.etc / 'absent'}: cannot be read" in found
     assert fix == "correct that, then systemctl reload fleetpulse-dashboard"
     same = host.write("# nothing of it\n")
     signal.raise_signal(signal.SIGHUP)
     assert not hangup.poll()
     host.status["dashboard"] = read_status(listener)
     assert [state for state, *_ in of_units(same, "in force")] == ["ok"], "a comment changes nothing but the text"
+
+
+def test_a_refused_secret_is_of_the_drop_in_that_names_it(host: Host) -> None:
+    """A start of pipeline and dashboard named fleetpulse.toml, or no file at all."""
+    absent, folder = host.etc / "absent", host.etc / "conf.d"
+    folder.mkdir()
+    (folder / "50.toml").write_text(f"[[notify.slack]]\nname = 's'\nurl_file = '{absent}'\n")
+    with pytest.raises(ConfigError, match=rf"^{folder}/50.toml: \[\[notify.slack\]\] s: url_file = '{absent}'"):
+        run_pipeline.run(host.write(f"[store]\npath = '{host.etc}/store.duckdb'\n"), Runner([]))
+    (folder / "50.toml").write_text(LOGIN.format(etc=host.etc, secret=absent))
+    with pytest.raises(ConfigError, match=rf"^{folder}/50.toml: \[dashboard.oidc\] {absent}: cannot be read"):
+        serve.check_settings(host.write(""))
 
 
 def test_what_needs_a_restart_names_it_and_the_agents_own_status_stays_before_it(
