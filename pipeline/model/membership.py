@@ -35,9 +35,12 @@ class EndedRanks:
         self._members: dict[str, set[str]] = {}
         self._add_ranks(entity for entity in topology.attributes if kind_of(entity) == "rank")
 
-    def remove_ended(self, inventories: Sequence[Event]) -> tuple[str, ...]:
-        """Applies inventories that are already merged into the topology; returns the entities that ended."""
-        dropped: dict[str, None] = {}
+    def remove_ended(self, inventories: Sequence[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Applies inventories that are already merged into the topology.
+
+        Returns the entities that ended, and the ranks that one inventory dropped and a newer one lists again.
+        """
+        dropped: dict[tuple[str, str], None] = {}  # (rank, node)
         emptied: list[str] = []
         works: dict[str, None] = {}
         for event in inventories:
@@ -46,27 +49,27 @@ class EndedRanks:
                 continue
             node = event.entity.partition(":")[2]
             absent = self._ranks.get(node, set()) - reported.keys()
-            dropped |= dict.fromkeys(sorted(absent))
+            dropped |= dict.fromkeys((rank, node) for rank in sorted(absent))
             for rank in absent:  # not as a set minus all keys, which reads the whole topology for each inventory
                 if rank not in self._topology.parents:  # already removed elsewhere
                     self._move_rank(rank, ())
             self._ranks[node] = self._ranks.get(node, set()) - absent
             emptied += self._add_ranks(entity for entity in reported if kind_of(entity) == "rank")
             works |= {entity: None for entity in reported if kind_of(entity) in WORK}
-        ended = [rank for rank in dropped if self._is_unlisted(rank)]
+        ended = [rank for rank, node in dropped if self._has_ended(rank, node)]
+        again = tuple(rank for rank, node in dropped if rank in self._ranks[node])
         emptied += self._find_empty(works)
         emptied += (over for rank in ended for over in self._move_rank(rank, ()))
         ended += dict.fromkeys(over for over in emptied if over not in self._members)
-        if not ended:
-            return ()
-        self._topology.remove_entities(ended)
-        return tuple(ended)
+        if ended:
+            self._topology.remove_entities(ended)
+        return tuple(ended), again
 
-    def _is_unlisted(self, rank: str) -> bool:
-        """Returns whether a rank that a node dropped is listed by none now: neither by the node that it moved to, nor
-        again by its own, in a newer inventory of those applied together."""
-        node = self._topology.attributes.get(rank, {}).get(ATTRIBUTE)
-        return isinstance(node, str) and rank not in self._ranks.get(node, ())
+    def _has_ended(self, rank: str, node: str) -> bool:
+        """Returns whether a rank that a node dropped has not moved to another node, by its inventory or by a job_start,
+        and is not listed again in a newer inventory of those applied together."""
+        on = self._topology.attributes.get(rank, {}).get(ATTRIBUTE)
+        return on == node and rank not in self._ranks.get(node, ())
 
     def _add_ranks(self, ranks: Iterable[str]) -> list[str]:
         """Adds ranks; returns the stages and jobs that are empty because a rank moved to another one."""
@@ -139,8 +142,9 @@ class Membership:
             for entity in known if isinstance(known, dict) else ():
                 if kind_of(entity) == "rank":
                     self._reported_at[entity] = max(event.time, self._reported_at.get(entity, event.time))
-        ended = self._ended.remove_ended(inventories)
-        self._drop_times(ended)
+        ended, again = self._ended.remove_ended(inventories)
+        # a backlog has the inventories of several runs of a job: its starts and ends are judged later, and all count
+        self._drop_times((*ended, *again))
         return ended
 
     def _merge(self, inventories: Sequence[Event]) -> None:

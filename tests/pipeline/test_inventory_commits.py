@@ -112,6 +112,19 @@ def test_a_rank_that_one_inventory_of_an_instant_does_not_list_and_the_next_does
     assert topology.descendants("job:81") == ("stage:81.0", "rank:81.0")
 
 
+def test_an_end_between_two_inventories_of_a_backlog_counts_when_its_frame_is_judged() -> None:
+    """All inventories of a backlog are applied before its first frame; the newest has the next run of the job."""
+    membership = Membership(Topology({}))
+    membership.apply_inventories(
+        [list_inventory("n1", i, ranks) for i, ranks in enumerate(([(81, 0, 0)], [], [(81, 0, 0)]))]
+    )
+    end = Event(NOW + SECOND, "job:81", "job_end", {"ranks": ["rank:81.0"]})
+    assert membership.apply_events([end]) == ("rank:81.0", "job:81", "stage:81.0")
+    start = Event(NOW + 2 * SECOND, "job:81", "job_start", {"ranks": {"rank:81.0": {"gpu": "gpu:n1.0"}}})
+    membership.apply_events([start])
+    assert membership.topology.descendants("job:81") == ("rank:81.0",)
+
+
 @pytest.mark.parametrize(("entities", "left"), [({}, []), ("none", ["rank:81.0"]), (None, ["rank:81.0"])])
 def test_an_empty_inventory_ends_the_ranks_of_its_node_in_any_commit_and_a_malformed_one_none(
     database: Database, entities: Any, left: list[str]

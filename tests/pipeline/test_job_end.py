@@ -63,7 +63,7 @@ class TopologyLearner:
         for event in events:
             lines = event.data["entities"].items()
             self.topology.merge({e: d["parents"] for e, d in lines}, {e: d["attributes"] for e, d in lines})
-        return self.ended.remove_ended(events)
+        return self.ended.remove_ended(events)[0]
 
 
 def test_a_gpu_belongs_to_the_job_that_runs_on_it_now() -> None:
@@ -103,8 +103,8 @@ def test_a_rank_that_moved_to_another_node_stays_in_any_order_of_reports() -> No
 def test_ranks_without_a_node_attribute_stay_and_a_restart_continues() -> None:
     topology = Topology({"rank:sim-81.0": ("job:sim-81", "gpu:n1.0")}, {"rank:81.0": {"node": "n1"}})
     ended = EndedRanks(topology)
-    assert ended.remove_ended([Event(NOW, "node:n1", "inventory", {"entities": 3})]) == ()
-    assert ended.remove_ended([build_inventory("n1", {})]) == ("rank:81.0",)
+    assert ended.remove_ended([Event(NOW, "node:n1", "inventory", {"entities": 3})]) == ((), ())
+    assert ended.remove_ended([build_inventory("n1", {})]) == (("rank:81.0",), ())
     assert "rank:sim-81.0" in topology.parents
 
 
