@@ -15,6 +15,7 @@ from pipeline.config.topology import OWN
 from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import ConfigError
 from pipeline.runtime.credentials import is_copy, list_handed_out
+from pipeline.runtime.private_files import is_absent
 from pipeline.runtime.systemd import CREDENTIALS
 
 HANDED_OUT = CREDENTIALS / "fleetpulse-pipeline.service" / "tokens"
@@ -96,17 +97,7 @@ def find_missing_secrets(config: Config) -> list[tuple[Path, str]]:
         for field in dataclasses.fields(one)
         if field.name.endswith("_file") and isinstance(path := getattr(one, field.name), Path)
     ]
-    return [(path, key) for path, key in files if not is_copy(path) and _is_missing(path)]
-
-
-def _is_missing(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
+    return [(path, key) for path, key in files if not is_copy(path) and is_absent(path)]
 
 
 def _is_readable(path: Path) -> bool:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.addresses import hide_addresses
-from pipeline.config.layers import NO_SECTIONS
 from pipeline.config.sections import Config
-from pipeline.config.settings import KEY
+from pipeline.config.settings import KEY, NO_SECTIONS
 from pipeline.model.errors import UsageError
 
 _EMPTY: tuple[Any, ...] = (None, {}, [], "")

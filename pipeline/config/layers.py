@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.config import files
-from pipeline.config.settings import EnvironmentText
+from pipeline.config.settings import NO_SECTIONS, EnvironmentText
 from pipeline.model.errors import ConfigError
 
 T = TypeVar("T")
-NO_SECTIONS = ("source", "digest")
-"""Fields of a configuration that say where it is from."""
 PREFIX = "FLEETPULSE__"
 """Environment variables PREFIX + SECTION__KEY override keys."""
 

@@ -18,6 +18,8 @@ from pipeline.model.errors import ConfigError
 T = TypeVar("T")
 KEY = "fleetpulse.key"
 """Field metadata: the key in the file, where it is not the field's name because Python reserves the word."""
+NO_SECTIONS = ("source", "digest")
+"""Fields of a whole configuration that say where it is from: no section in a file."""
 
 
 def constraint(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
@@ -104,7 +106,7 @@ def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: s
             hint = (
                 f"did you mean '{close[0]}'?"
                 if close
-                else f"known: {', '.join(k for k in known if k not in ('source', 'digest'))}"
+                else f"known: {', '.join(k for k in known if k not in NO_SECTIONS)}"
             )
             raise ConfigError(
                 f"{describe_key(where, section, key, value)}: no such {'key' if section else 'section'}; {hint}"

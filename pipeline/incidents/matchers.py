@@ -54,10 +54,7 @@ class Matcher:
 
     def holds(self, value: str) -> bool:
         """Returns whether the one value of the label fulfils it."""
-        if not self.is_regex:
-            return (value == self.value) == self.is_equal
-        listed = list_values(self.value)
-        return (_fits(self.value, value) if listed is None else value in listed) == self.is_equal
+        return self.matches({self.name: (value,)})
 
     def __str__(self) -> str:
         return f"{self.name}{self.sign}{quote_value(self.value)}"

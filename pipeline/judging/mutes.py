@@ -244,8 +244,14 @@ def find_unknown_scopes(
     scopes: Sequence[str], topology: Topology, sends: Callable[[str], bool], site: str
 ) -> list[str]:
     """Returns the scopes that no agent and no source of topology names. site: the pipeline's."""
-    known = {ANY, _WHOLE_SITE, f"site:{site}", *topology.parents, *_list_above(topology)}
-    return [scope for scope in scopes if not (scope in known or kind_of(scope) == "fleet" or sends(scope))]
+    named, above = {ANY, _WHOLE_SITE, f"site:{site}"}, _list_above(topology)
+
+    def is_known(scope: str) -> bool:
+        return (
+            scope in named or kind_of(scope) == "fleet" or scope in topology.parents or scope in above or sends(scope)
+        )
+
+    return [scope for scope in scopes if not is_known(scope)]
 
 
 def _list_above(topology: Topology) -> set[str]:

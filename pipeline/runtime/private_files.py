@@ -88,10 +88,10 @@ def list_named_secrets(config: Config) -> dict[str, Path]:
 
 
 def list_node_keys(folder: Path | None) -> list[Path]:
-    """Returns the files with the keys that sign messages of nodes."""
+    """Returns the files with the keys that sign messages of nodes; none where this user may not look for them."""
     try:
         return sorted(folder.glob("*.key")) if folder is not None else []
-    except OSError:  # this user may not look into it, so nothing in the archive was read from there
+    except OSError:  # this user may not look into it
         return []
 
 
@@ -140,7 +140,7 @@ def find_absent_secrets(config: Config) -> list[str]:
     copies, found = list_handed_out(), []
     for key, path in list_secret_files(config).items():
         file = copies[path].file if path in copies else path
-        if _look(file) is None:
+        if is_absent(file):
             why = f"; {explain_missing(path)}" if is_copy(file) else ""
             found.append(f"{key} = '{file}' does not exist{why}")
     return found
@@ -149,6 +149,11 @@ def find_absent_secrets(config: Config) -> list[str]:
 def find_hidden_secrets(config: Config) -> list[Path]:
     """Returns the secret files in folders that this user may not enter."""
     return sorted({path for path in list_secret_files(config).values() if _look(path) is False})
+
+
+def is_absent(path: Path) -> bool:
+    """Returns whether there is no such file. What this user may not look for may be there."""
+    return _look(path) is None
 
 
 def _look(path: Path) -> bool | None:

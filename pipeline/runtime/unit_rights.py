@@ -95,7 +95,7 @@ def read_rights(unit: str) -> Rights | None:
     last = dict(settings)
     more = [name for key, value in settings if key == "SupplementaryGroups" for name in value.split()]
     try:
-        uid, group = _find_user(last.get("User", ""), last.get("DynamicUser", ""))
+        uid, group = _find_user(last)
         names = [*more, *([last["Group"]] if last.get("Group") and not _is_dynamic(last) else [])]
         groups = {group, *(grp.getgrnam(name).gr_gid for name in names)}
     except KeyError:
@@ -109,11 +109,11 @@ def _is_dynamic(last: Mapping[str, str]) -> bool:
     return last.get("DynamicUser", "").lower() in ("yes", "true", "on", "1")
 
 
-def _find_user(name: str, dynamic: str) -> tuple[int, int]:
+def _find_user(last: Mapping[str, str]) -> tuple[int, int]:
     """Returns the numbers of a unit's user and of its group. Raises KeyError for a user that is not known here."""
-    if _is_dynamic({"DynamicUser": dynamic}):
+    if _is_dynamic(last):
         return _DYNAMIC, _DYNAMIC
-    if not name:
+    if not (name := last.get("User", "")):
         return 0, 0
     known = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     return known.pw_uid, known.pw_gid
