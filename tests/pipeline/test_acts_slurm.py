@@ -106,6 +106,33 @@ def test_a_job_on_two_nodes_that_are_evicted_together_is_ended_once(
         cluster.run("scancel", job)
 
 
+def test_a_job_requeued_at_one_node_is_not_cancelled_when_it_leaves_the_other_between_two_readings(
+    site: Site, cluster: slurm_cluster.Cluster
+) -> None:
+    job = cluster.batch("sleep 300", "-w", "gpu001,gpu002", "-N", "2", "--gpus-per-node=1", "--requeue")
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 30)
+    hold = site.propose("hold", "gpu001", "gpu002")
+    site.approve(hold)
+    site.settle(hold, "verified")
+    evict = site.propose("evict", "gpu001", "gpu002")
+    listing = ["squeue", "-h", "-w", "gpu002", "-o", "%A"]
+    last_seen = [run_command(listing)]
+    assert last_seen[0].stdout.strip() == job
+
+    def read_just_before_it_left(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        if list(words) != listing or not last_seen:
+            return run_command(words)
+        until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 60)
+        return last_seen.pop()
+
+    site.slurm._run = read_just_before_it_left
+    site.approve(evict)
+    site.settle(evict, "verified")
+    assert not last_seen
+    assert cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING"
+    cluster.run("scancel", job)
+
+
 def test_what_others_drained_is_refused_and_keeps_its_reason(site: Site, cluster: slurm_cluster.Cluster) -> None:
     cluster.run("scontrol", "update", "NodeName=gpu002", "State=DRAIN", "Reason=NHC: check_fs failed")
     for verb in ("hold", "release"):

@@ -54,6 +54,7 @@ _REQUESTS = ("tres-per-job", "tres-per-task", "tres-per-socket", "NumTasks", "Ov
 """Fields of `squeue -O` after the id: how a job asked for its GPUs, and whether it starts again by itself."""
 _WIDTH = 120
 """Characters of each of them. Chosen: a request names a type and a number."""
+_REQUESTED = ("-O", ",".join(f"{name}:.{_WIDTH}" for name in ("JobID", *_REQUESTS)))
 SAVED_AFTER_S = 10.0
 """How long slurmctld may lose a change when it dies (s). Source: it writes its state at most 5 s after a change
 (SAVE_MAX_WAIT of state_save.c); chosen: twice that, since a busy disk is slower."""
@@ -90,7 +91,7 @@ class Slurm(Immediate):
         running = ["squeue", "-h", "-t", "R,CG,S"]
         nodes = self._read(["scontrol", "-o", "-d", "show", "node"])
         listed = self._read([*running, "-o", _JOBS])
-        asked = self._read([*running, "-O", ",".join(f"{name}:.{_WIDTH}" for name in ("JobID", *_REQUESTS))])
+        asked = self._read([*running, *_REQUESTED])
         jobs = parse_jobs(listed, parse_requests(asked), parse_used_gpus(nodes), self._expand)
         accounts = parse_accounts(self._read([*running, "-o", _ACCOUNTS]))
         jobs = {id_: replace(job, account=accounts.get(id_, "")) for id_, job in jobs.items()}
@@ -108,7 +109,7 @@ class Slurm(Immediate):
         if (decided := check_owner(act, fresh, node)) is not None:
             return decided
         said = []
-        for words in _commands(act, fresh, node.name, self._jobs_of(act, fresh)):
+        for words in _commands(act, fresh, node.name, self._list_jobs(act, fresh)):
             ran = self._run(self._locate(words))
             said.append((ran.stderr or ran.stdout).strip())
             if ran.returncode:
@@ -141,8 +142,15 @@ class Slurm(Immediate):
             return not node.out or None
         return _has_rebooted(node) or None
 
-    def _jobs_of(self, act: Act, node: SchedulerNode) -> Mapping[str, SchedulerJob]:
-        return self.read_state(0).jobs if act.verb == "evict" and node.jobs else {}
+    def _list_jobs(self, act: Act, node: SchedulerNode) -> Mapping[str, SchedulerJob]:
+        """Returns the jobs that an eviction ends on the node.
+
+        Of one answer: a job that two answers disagree about has ended, or was requeued at another node of the act.
+        """
+        if act.verb != "evict" or not node.jobs:
+            return {}
+        asked = parse_requests(self._read(["squeue", "-h", "-w", node.name, *_REQUESTED]))
+        return {id_: SchedulerJob(id_, (node.name,), requeues=_is_requeued(found)) for id_, found in asked.items()}
 
     def _find(self, name: str) -> SchedulerNode:
         found = parse_nodes(self._read(["scontrol", "-o", "show", "node", name]), {})
@@ -172,7 +180,7 @@ def _commands(act: Act, node: SchedulerNode | None, name: str, jobs: Mapping[str
     if act.verb == "release":
         return [_resume(name)]
     if act.verb == "evict":
-        found = [jobs.get(job, SchedulerJob(job, ())) for job in (node.jobs if node else ())]
+        found = [jobs[job] for job in (node.jobs if node else ()) if job in jobs]
         return [["scontrol", "requeue", job.id] if job.requeues else ["scancel", job.id] for job in found]
     # the reboot's reason replaces the node's: without the mark of the hold the node would no longer be held here
     reason = node.reason.partition(REBOOT_NOTE)[0] if node and node.mark else write_note(act)
@@ -254,6 +262,11 @@ def parse_requests(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def _is_requeued(asked: Mapping[str, str]) -> bool:
+    """Returns whether a job may be requeued: a batch job that its owner lets start again."""
+    return (asked.get("Requeue"), asked.get("BatchFlag")) == ("1", "1")
+
+
 def parse_accounts(text: str) -> dict[str, str]:
     """Returns by job its account, of `squeue -o _ACCOUNTS`; "" if several lines claim one job.
 
@@ -285,8 +298,7 @@ def parse_jobs(
             known[names] = tuple(expand(names))
         nodes, asked = known[names], requests.get(id_, {})
         gpus = _count_job_gpus(per_node, asked, nodes, used)
-        requeues = (asked.get("Requeue"), asked.get("BatchFlag")) == ("1", "1")
-        found[id_] = SchedulerJob(id_, nodes, gpus, requeues=requeues)
+        found[id_] = SchedulerJob(id_, nodes, gpus, requeues=_is_requeued(asked))
     return found
 
 
