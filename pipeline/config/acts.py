@@ -18,7 +18,10 @@ _MINUTES = constraint("minutes, 1 to 1440", lambda value: 1 <= value <= 1440)
 _HOURS = constraint("hours, 1 to 168", lambda value: 1 <= value <= 168)
 _BURN_IN = constraint("days, 0 (none) to 90", lambda value: 0 <= value <= 90)
 _CONFIDENCE = constraint("a probability, 0 to 1", lambda value: 0 <= value <= 1)
-_SCOPE = constraint("an entity such as rack:r12, or * for everywhere", lambda v: v == "*" or ":" in v.strip(":"))
+_SCOPE = constraint(
+    "an entity below the site such as rack:r12, or * for everywhere",
+    lambda v: v == "*" or (":" in v.strip(":") and not v.startswith("site:")),  # all of a site is everywhere
+)
 _ARGV = constraint("a list of words: program and arguments", lambda v: all(words and words[0] for words in v.values()))
 
 

@@ -146,6 +146,10 @@ def test_an_invalid_key_is_reported_with_file_and_expected_value(
         ("[kafka]\ncatch_up = 1.0\n", ("[kafka] catch_up = 1.0", "at least 2")),
         ("[kafka]\njitter = -1\n", ("[kafka] jitter = -1", "0 to 600")),
         ("[kafka]\npartitions = 0\n", ("[kafka] partitions = 0", "above 0")),
+        (
+            "[[acts.policies]]\nname = 'a'\nscope = 'site:x'\n",
+            ("scope = 'site:x'", "below the site", "or * for everywhere"),
+        ),
         *(
             (f"[[notify.webhooks]]\nurl = 'u'\nname = {text}\n", ("[notify.webhooks[0]] name = ", shown, "A-Z a-z 0-9"))
             for text, shown in (
