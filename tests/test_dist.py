@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ import pytest
 
 from pipeline.commands.checkout import find_commit
 from tests.bare_machine import BareMachine, missing
+from tests.guides import find_broken_links, find_named, list_printed, print_named
 from tests.parts import do_without
 from tests.until import until
 
@@ -81,11 +83,76 @@ def test_the_installed_wheel_runs_from_anywhere_and_knows_its_commit(built: Path
         assert run(sys.executable, "-P", "-c", program, str(site), *words, cwd=tmp_path, PYTHONPATH=str(site))
 
 
+def test_every_message_names_a_guide_and_a_section_that_exist_by_the_function_that_knows_their_place() -> None:
+    named, spelled_out = find_named(ROOT)
+    assert spelled_out == [], "these name a guide by a path of the source code: use pipeline.runtime.guides.guide"
+    assert len(named) > 15
+    for page, section in named:
+        text = (ROOT / "docs" / page).read_text()
+        assert not section or f"\n## {section}\n" in text, f"docs/{page} has no section {section}"
+    for unit in (ROOT / "deploy/systemd").glob("*.service"):
+        (place,) = [line for line in unit.read_text().splitlines() if line.startswith("Documentation=")]
+        assert (ROOT / "docs" / Path(place).name).exists()
+        assert place.startswith("Documentation=file:///opt/fleetpulse/share/doc/fleetpulse/docs/")
+
+
+@pytest.mark.parametrize("form", ["venv", "prefix", "target"])
+def test_every_guide_that_a_message_names_is_installed_by_pip(form: str, built: Path, tmp_path: Path) -> None:
+    """pipx makes a virtual environment too. Messages named docs/*.md, which no package had."""
+    (wheel,) = built.glob("*.whl")
+    home, python = tmp_path / "home", f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    words = {"venv": ["--prefix", home], "prefix": ["--prefix", home], "target": ["--target", home]}[form]
+    pip = [sys.executable, "-m", "pip"]
+    if form == "venv":
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+        pip, words = [*pip, "--python", home / "bin/python"], []
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", *words, wheel], check=True)
+    site = home if form == "target" else home / "lib" / python / "site-packages"
+    assert list_printed(print_named(sys.executable, site)) == sorted(
+        {str(home / "share/doc/fleetpulse/docs" / page) for page, _ in find_named(ROOT)[0]}
+    )
+    assert find_broken_links(home / "share/doc/fleetpulse") == []
+    program = "import sys, fleetpulse; sys.exit(fleetpulse.main())"
+    environ = {**os.environ, "PYTHONPATH": str(site), "HOME": str(tmp_path)}
+    words = [sys.executable, "-P", "-c", program, "doctor", "--output", "jsonl"]
+    said = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
+    assert list_printed(said)
+    assert [place for place in list_printed(said) if not Path(place).is_file()] == []
+
+
+def test_an_installation_without_guides_says_that_they_are_in_the_source_code(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    assert "(source code) docs/agent.md" in print_named(sys.executable, tmp_path / "site").splitlines()
+
+
+def test_images_are_built_from_files_that_have_every_guide(tmp_path: Path) -> None:
+    """What .dockerignore leaves and the Dockerfile copies, built as there: a wheel without guides is refused."""
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    source = (ROOT / "deploy/images/Dockerfile").read_text().partition("\nFROM source AS ")[0]
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = [n for n in tracked if any(fnmatch(n, one) or n.startswith(f"{one}/") for one in allowed)]
+    for *given, target in (line.split()[1:] for line in source.splitlines() if line.startswith("COPY ")):
+        for name in names:
+            for one in given:
+                if (ROOT / name).exists() and (name == one or name.startswith(f"{one}/")):
+                    place = tmp_path / target / (Path(name).name if name == one else Path(name).relative_to(one))
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(ROOT / name, place)
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "d"]
+    subprocess.run(words, cwd=tmp_path, check=True, env={**os.environ, "FLEETPULSE_COMMIT": "a"})
+    (wheel,) = (tmp_path / "d").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    (data,) = (tmp_path / "site").glob("*.data/data/share/doc/fleetpulse")
+    assert [page for page, _ in find_named(ROOT)[0] if not (data / "docs" / page).is_file()] == []
+    assert find_broken_links(data) == []
+
+
 def test_make_dist_leaves_what_it_built_and_nothing_of_a_run_before(tmp_path: Path) -> None:
     """Checksums of a former version, beside the new files, were handed out with them."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in tracked:
-        if not name.startswith(("tests/", "benchmarks/", "docs/")) and (ROOT / name).exists():
+        if not name.startswith(("tests/", "benchmarks/")) and (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name, follow_symlinks=False)
     dist = tmp_path / "dist"
@@ -178,8 +245,9 @@ RPM_TO_SERVER = (("-e", "--justdb", "--noscripts", "fleetpulse-agent"), ("-U", "
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Returns deb and rpm of agent and server by name, as `make dist` describes them, with nothing of the software."""
+def packages(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Returns deb and rpm of agent and server by name, as `make dist` describes them, with the guides in place of a
+    bundle."""
     nfpm = shutil.which("nfpm") or next(Path.home().glob(".cache/fleetpulse/nfpm/*/nfpm"), None)
     if nfpm is None or shutil.which("rpm") is None:
         do_without("dist", "no nfpm or rpm here: run 'make parts PARTS=dist'")
@@ -188,6 +256,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind, other in (("agent", "server"), ("server", "agent")):
         (folder / kind / "bin").mkdir(parents=True)
         (folder / kind / "bin/fleetpulse").write_text(kind)
+        (wheel,) = built.glob("*.whl")
+        zipfile.ZipFile(wheel).extractall(folder / "wheel")
+        (data,) = (folder / "wheel").glob("*.data/data")
+        shutil.copytree(data, folder / kind, dirs_exist_ok=True)
         values = {"KIND": kind, "OTHER": other, "SUMMARY": "a", "VERSION": "1.0.0", "COMMIT": "a", "ARCH": "amd64"}
         values |= {"BUNDLE": str(folder / kind), "MTIME": "2026-01-01T00:00:00Z", "SCRIPTS": "deploy/packages/scripts"}
         values |= {"SERVER": (ROOT / "deploy/packages/server.yaml").read_text() if kind == "server" else ""}
@@ -213,6 +285,24 @@ def test_an_rpm_obsoletes_nothing_and_conflicts_with_the_other(
         deb = str(packages[f"{kind}.deb"])
         fields = run("dpkg-deb", "--field", deb, "Conflicts", "Replaces", "Recommends", cwd=tmp_path)
         assert fields == f"Conflicts: {other}\nReplaces: {other}\nRecommends: systemd\n"
+
+
+@pytest.mark.parametrize("kind", ["agent", "server"])
+def test_deb_and_rpm_have_every_guide_that_a_message_names(
+    kind: str, packages: dict[str, Path], tmp_path: Path
+) -> None:
+    for form in ("deb", "rpm") if shutil.which("dpkg-deb") else ("rpm",):
+        root, package = tmp_path / form, packages[f"{kind}.{form}"]
+        root.mkdir()
+        if form == "deb":
+            run("dpkg-deb", "--extract", str(package), str(root), cwd=tmp_path)
+        else:
+            run("sh", "-c", f"rpm2archive - < {package} | tar -xzf - -C {root}", cwd=tmp_path)
+        link = root / f"usr/share/doc/fleetpulse-{kind}"
+        assert os.readlink(link) == "/opt/fleetpulse/share/doc/fleetpulse"
+        there = root / os.readlink(link)[1:]
+        assert [page for page, _ in find_named(ROOT)[0] if not (there / "docs" / page).is_file()] == []
+        assert find_broken_links(there) == []
 
 
 def test_an_rpm_host_becomes_a_server_as_documented_and_keeps_its_configuration(
@@ -255,6 +345,11 @@ def test_the_bundle_runs_where_it_is_moved_to_with_its_own_python(bundle: Path, 
     assert run(program, "--version", cwd=tmp_path, **hostile) == "fleetpulse 0.2.0 (0123456789ab)\n"
     assert run(program, "once", "--output", "jsonl", cwd=tmp_path, **hostile)
     python = next((moved / "python" / "bin").iterdir())
+    guides = {str(moved / "share/doc/fleetpulse/docs" / page) for page, _ in find_named(ROOT)[0]}
+    assert set(print_named(python).splitlines()) >= guides
+    assert [place for place in guides if not Path(place).is_file()] == []
+    assert find_broken_links(moved / "share/doc/fleetpulse") == []
+    assert not (python.parents[1] / "lib" / python.name / "site-packages" / "share").exists()
     said = run(python, "-P", "-c", "import ssl, sqlite3, numpy, zstandard, sys; print(sys.prefix)", cwd=tmp_path)
     assert said == f"{moved}/python\n"
     loaded = subprocess.run(["ldd", python], capture_output=True, text=True).stdout

@@ -32,6 +32,7 @@ from pipeline.config.sections import Config
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
 from pipeline.runtime import systemd
+from pipeline.runtime.guides import guide
 
 _COLLECTOR_SIGNALS = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
 """Signals of the collector itself, present even if the GPU reports nothing."""
@@ -200,11 +201,11 @@ _FIXES = (
     (re.compile(r"RDMA"), "ibv_devinfo  # if this host has RDMA adapters: load their driver"),
     (re.compile(r"nvidia-ml-py"), "pip install 'fleetpulse[agent]'"),
 )
-_AS_ROOT = "sudo fleetpulse doctor  # if that is ok: give the agent's user the privilege, docs/agent.md"
+_AS_ROOT = f"sudo fleetpulse doctor  # if that is ok: give the agent's user the privilege, {guide('agent.md')}"
 _LOST = "nvidia-smi; dmesg | grep -i -e xid -e nvrm  # then drain the node: it needs a reset, a reboot or a repair"
 _MEANING_REMOTE = "its devices are not monitored"
 _REMOTE_FIXES = {
-    "redfish": "check its url, password_file and ca_file in [[collector.redfish.bmcs]]; then docs/redfish.md",
+    "redfish": f"check its url, password_file and ca_file in [[collector.redfish.bmcs]]; then {guide('redfish.md')}",
     "prometheus": "check its url, token_file and ca_file in [[collector.prometheus.endpoints]]; then curl the url",
 }
 _MEANING_AGENT = "no telemetry of this node is sent"

@@ -12,6 +12,7 @@ from dashboards.data_quality.dead_messages import draw_dead_messages
 from dashboards.routes import href
 from dashboards.views import parts
 from dashboards.words import age, amount
+from pipeline.runtime.guides import guide
 
 PAGE_SIZE = 100
 """Sources of one row on a page. Chosen."""
@@ -33,7 +34,9 @@ def _body() -> None:
     parts.draw_head(markup.headline(quality), [], "", answer, of_now=True)
     parts.draw_error(answer)
     if not quality.agents.known:
-        text = "Install the agent on a node and start it: systemctl enable --now fleetpulse-agent. docs/install.md"
+        text = (
+            f"Install the agent on a node and start it: systemctl enable --now fleetpulse-agent. {guide('install.md')}"
+        )
         st.html(common.notice(text, "quiet", "Next:"))
     st.html(markup.overview(quality))
     _sources(quality)

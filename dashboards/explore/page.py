@@ -20,6 +20,7 @@ from dashboards.views import parts
 from dashboards.words import amount, percent, plain, reading, unit_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
+from pipeline.runtime.guides import guide
 
 POINTS = 500
 """Points of a chart: one per 2 pixels at 1440. Chosen."""
@@ -54,7 +55,7 @@ def _body(chosen: Choice) -> None:
     span = ranges.read_range(now, POINTS)
     ranges.draw_range(span, now, "explore-range")
     if chosen.unknown:
-        text = f"{', '.join(chosen.unknown)}: not in the catalogue. docs/signals.md lists all."
+        text = f"{', '.join(chosen.unknown)}: not in the catalogue. {guide('signals.md')} lists all."
         st.html(markup.notice(text, "degraded", "Unknown signals are left out."))
     if not chosen.entities or not chosen.signals:
         _draw_start(chosen)

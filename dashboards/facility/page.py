@@ -16,6 +16,7 @@ from dashboards.views import parts
 from dashboards.words import age, amount, plain, signal_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, iso
+from pipeline.runtime.guides import guide
 
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600, "7d": 7 * 24 * 3600}
 """Name in the address -> length of the trends (s)."""
@@ -40,7 +41,8 @@ def _all() -> None:
     parts.draw_error(answer)
     if not facility.units:
         text = (
-            "Configure the BMCs of CDUs and PDUs in [collector.redfish], or name loops in [topology]: docs/redfish.md"
+            "Configure the BMCs of CDUs and PDUs in [collector.redfish], or name loops in [topology]: "
+            f"{guide('redfish.md')}"
         )
         st.html(common.notice(text, "quiet", "Next:"))
         return

@@ -34,6 +34,7 @@ from dashboards.words import (
 from pipeline.model.entity_names import entity_name
 from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND
+from pipeline.runtime.guides import guide
 
 SLOWER = 0.03
 """Slowdown that counts. Same as in the API."""
@@ -283,7 +284,8 @@ def slow_ranks(strip: Strip) -> str:
     empty = "No rank is late: all are within 3 % of their stage."
     if strip.measured is None:
         empty = (
-            "The ranks report no compute time, so none can be called late: see docs/training.md for the training hook."
+            "The ranks report no compute time, so none can be called late: see "
+            f"{guide('training.md')} for the training hook."
         )
     return linked.table(head, rows, empty, "Late ranks", numbers=2)
 

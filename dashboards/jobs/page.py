@@ -18,6 +18,7 @@ from dashboards.views import parts
 from dashboards.words import amount
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
+from pipeline.runtime.guides import guide
 
 RANGES = {"1h": 1.0, "6h": 6.0, "24h": 24.0}
 """Name in the address -> hours of the strip and of the step time."""
@@ -49,7 +50,8 @@ def _all() -> None:
     parts.draw_head(markup.headline(found.jobs), [], "", answer, of_now=True)
     parts.draw_error(answer)
     if not found.jobs:
-        text = "Jobs appear when the agent's collector jobs sees ranks of Slurm, Kubernetes or torchrun: docs/jobs.md"
+        text = "Jobs appear when the agent's collector jobs sees ranks of Slurm, Kubernetes or torchrun: "
+        text += guide("jobs.md")
         st.html(common.notice(text, "quiet", "Next:"))
         return
     st.html(markup.overview(found.jobs))
@@ -174,7 +176,7 @@ def _write_range() -> None:
 def _draw_pace(detail: JobDetail) -> None:
     st.html(linked.anchor("pace") + common.section("Step time", "by minute; dashed: usual for this job"))
     if not detail.history:
-        st.html(common.notice("This job reports no steps: docs/training.md says how to report them."))
+        st.html(common.notice(f"This job reports no steps: {guide('training.md')} says how to report them."))
         return
     palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
     st.altair_chart(markup.pace_chart(detail.history, detail.job.usual_step_time, palette), key="pace")

@@ -23,6 +23,7 @@ from dashboards.views import parts
 from dashboards.words import age, ago, plain, quantity
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
+from pipeline.runtime.guides import guide
 
 MAX_NEIGHBOURS = 64
 """Ports of the leaf that are listed. Chosen: those of one switch."""
@@ -157,7 +158,7 @@ def far_end_notice(detail: EntityDetail, peer: str) -> str:
     else:
         fix = (
             "On InfiniBand, a fabric agent monitors it. On Ethernet, LLDP on the node names the switch port; its "
-            "counters are not read (no SNMP or gNMI). See docs/fabric.md."
+            f"counters are not read (no SNMP or gNMI). See {guide('fabric.md')}."
         )
     lead = "<b>Far end not monitored.</b> Errors and flaps here may have their cause there."
     return f'<div class="fp-notice" role="status">{lead} {" ".join(filter(None, known))} {escape(fix)}</div>'

@@ -111,6 +111,8 @@ def describe_image(name: str) -> str:
         run_command("docker", "run", "--rm", "--entrypoint", "cat", name, "/opt/fleetpulse/sbom.cdx.json")
     )
     version = run_command("docker", "run", "--rm", "--network", "none", name, "--version").strip()
+    guides = run_command("docker", "run", "--rm", "--network", "none", name, "--help").rpartition("Guides: ")[2].strip()
+    run_command("docker", "run", "--rm", "--entrypoint", "cat", name, guides)  # it says no path that is not there
     return (
         f"{found['Size'] / 1e6:.0f} MB, user {user}, ports {', '.join(ports) or 'none'}, "
         f"bill of materials of {len(parts['components'])} parts, {version}"

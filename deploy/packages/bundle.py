@@ -4,7 +4,7 @@
 
 Python is the interpreter that runs this, with the libraries that it links to, except glibc. Needs patchelf. FOLDER gets
 bin/fleetpulse, python/ and share/; share/glibc names the glibc that the target needs at least, share/libraries.json the
-packages of this machine that own the libraries.
+packages of this machine that own the libraries, share/doc/fleetpulse are the guides of the wheel.
 """
 
 import importlib.util
@@ -92,6 +92,7 @@ def install(extra: str, wheel: Path, site: Path) -> None:
     held = ["--require-hashes", "--only-binary", ":all:", "--constraint", str(ROOT / "constraints.txt"), *wanted]
     subprocess.run([*pip, *held], check=True)
     shutil.rmtree(site / "bin", ignore_errors=True)  # they name the Python of the machine that built them
+    shutil.rmtree(site / "share", ignore_errors=True)  # of notebooks; pip would leave our own share out
     subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
     shutil.rmtree(site / "bin")
     for tests in [*site.glob("*/tests"), *site.glob("*/*/tests")]:
@@ -130,6 +131,8 @@ def main(extra: str, wheel: str, target: str) -> None:
     launcher.write_text(LAUNCHER.replace("VERSION", VERSION))
     launcher.chmod(0o755)
     share = folder / "share"
+    (library / "site-packages" / "share" / "doc").rename(share / "doc")
+    (library / "site-packages" / "share").rmdir()
     shutil.copytree(ROOT / "deploy" / "systemd", share / "systemd")
     shutil.copytree(ROOT / "deploy" / "slurm", share / "slurm")
     for name in ("LICENSE", "CHANGELOG.md"):

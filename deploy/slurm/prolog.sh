@@ -1,6 +1,6 @@
 #!/bin/bash
 # Prolog= of slurm.conf, with PrologFlags=Alloc: tells the agent of the job, and keeps it off a node that is unfit.
-# It fails open: anything but a CRITICAL of `fleetpulse check` lets the job start. See docs/install.md.
+# It fails open: anything but a CRITICAL of `fleetpulse check` lets the job start. See guide install.md.
 here=$(dirname -- "$(readlink -f -- "$0")") # slurm.conf may name a link to it
 if [ ! -r "$here/hooks.sh" ]; then
     echo "$0: no $here/hooks.sh: this hook does nothing" >&2

@@ -13,6 +13,7 @@ from typing import Any
 from detectors.scoring.answer_rules import ANSWER_RULES
 from pipeline.model.errors import UsageError
 from pipeline.model.records import LEVELS, SECOND, from_iso
+from pipeline.runtime.guides import guide
 
 _DAY = 86_400 * SECOND
 CLASSES = ("hard", "soft", "invisible", "benign")
@@ -164,7 +165,9 @@ def _truth(where: str, row: Row) -> Truth:
 def _check_kind(where: str, kind: str) -> None:
     """Raises UsageError on a kind that looks like a typo; other kinds that have no rule are own labels."""
     if kind not in ANSWER_RULES and (close := difflib.get_close_matches(kind, ANSWER_RULES, 1, _TYPO)):
-        raise UsageError(f"{where}: kind {kind!r} is unknown; did you mean {close[0]!r}? docs/scoring.md lists all")
+        raise UsageError(
+            f"{where}: kind {kind!r} is unknown; did you mean {close[0]!r}? {guide('scoring.md')} lists all"
+        )
 
 
 def _check_choice(where: str, row: Mapping[str, Any], key: str, known: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from detectors.sdc.votes import read_word
 from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
+from pipeline.runtime.guides import guide
 
 Record = dict[str, Any]
 _HOUR = 3600 * SECOND
@@ -146,7 +147,7 @@ class SdcReplica(Detector):
     wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:checkpoint")
     cannot_see: ClassVar[str] = (
         "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree, unless "
-        "replicas compute the gradients of one batch now and then (docs/training.md). "
+        f"replicas compute the gradients of one batch now and then ({guide('training.md')}). "
         "Parameters that are sharded and not replicated, steps without a digest, and which of two replicas is the "
         "wrong one."
     )

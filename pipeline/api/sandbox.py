@@ -26,6 +26,7 @@ import duckdb
 
 from pipeline.model.errors import InvalidQuery, OverLimit, Refused
 from pipeline.model.signals import CLASSES
+from pipeline.runtime.guides import guide
 from pipeline.store.rollups import VIEWS
 
 _OPERATORS = "+ - * / // % ^ ** & | << >> ~ ~~ !~~ ~~* !~~* ~~~ || @ @> <@ && ^@ -> ->> <-> <=>"
@@ -248,7 +249,7 @@ class _QueryChecker:
         name = path[-1].lower() if path else node["function_name"].lower()
         if len(path) > 1 or name not in allowed or node["function_name"].lower() != name:
             where = "after FROM" if allowed is TABLE_FUNCTIONS else "in expressions"
-            reason = f"function {'.'.join(path)!r} is not served {where}; docs/sql.md lists those that are"
+            reason = f"function {'.'.join(path)!r} is not served {where}; {guide('sql.md')} lists those that are"
             exists = len(path) > 1 or self._known("duckdb_functions() WHERE function_name = ?", name)
             raise Refused(reason) if exists else InvalidQuery(reason)
 

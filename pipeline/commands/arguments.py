@@ -23,6 +23,7 @@ from pipeline.commands.people_arguments import PEOPLE
 from pipeline.commands.report_arguments import REPORTS
 from pipeline.commands.site_arguments import SITE
 from pipeline.commands.verbs import VERBS
+from pipeline.runtime.guides import guide
 
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; a namespace has `command`, `config` and the options of the command."""
-    top = Parser(prog="fleetpulse", description="Monitors the health of AI training fleets.", allow_abbrev=False)
+    about = "Monitors the health of AI training fleets."
+    top = Parser(prog="fleetpulse", description=about, epilog=f"Guides: {guide('index.md')}", allow_abbrev=False)
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, (text, options) in COMMANDS.items():

@@ -28,6 +28,7 @@ from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, HeldStore, NoAnswer, Unreachable
 from pipeline.runtime import private_files, systemd
+from pipeline.runtime.guides import guide
 from pipeline.runtime.secret_contents import list_old_copies
 from pipeline.transport import segments
 from pipeline.transport.salvage import SegmentCheck
@@ -173,7 +174,7 @@ def store(config: Config) -> Check:
         holder = _find_holder(path)
     except FleetpulseError as error:
         meaning = "the pipeline cannot start with this file"
-        return Check("store", "fail", str(error), meaning, f"read docs/store.md, section Recovery; ls -l {path}*")
+        return Check("store", "fail", str(error), meaning, f"read {guide('store.md', 'Recovery')}; ls -l {path}*")
     return Check("store", "ok", f"{path}, {path.stat().st_size >> 20} MiB{f', held by {holder}' if holder else ''}")
 
 
@@ -232,7 +233,7 @@ def secrets(config: Config) -> Check:
         return Check("secrets", "warn", text, "other users can use these secrets", f"chmod 600 {paths}")
     if absent := private_files.find_absent_secrets(config):
         meaning = "what needs them does not start or cannot log in"
-        fix = "write them (tokens: fleetpulse init), or correct the keys; docs/security.md#secrets"
+        fix = f"write them (tokens: fleetpulse init), or correct the keys; {guide('security.md', 'Secrets')}"
         return Check("secrets", "warn", "; ".join(absent), meaning, fix)
     if old := list_old_copies(config):
         units = " ".join(sorted({text.rpartition(" ")[2] for text in old}))
@@ -295,7 +296,9 @@ def api(config: Config) -> Check:
     reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
     found = "; ".join(map(str, reasons)) or f"HTTP {status}"
     meaning = "a pipeline runs but is not ready"
-    return Check("api", "fail", found, meaning, "wait if it starts; else docs/api.md says what each reason means")
+    return Check(
+        "api", "fail", found, meaning, f"wait if it starts; else {guide('api.md')} says what each reason means"
+    )
 
 
 def _judge_silence(config: Config, found: str) -> Check:

@@ -11,6 +11,7 @@ from pipeline.config.sections import Config, Gateway
 from pipeline.http import certificates, client
 from pipeline.model.errors import FleetpulseError
 from pipeline.model.records import OTLP
+from pipeline.runtime.guides import guide
 
 ANSWER_S = 5.0
 """Longest wait for the gateway (s). Chosen."""
@@ -32,7 +33,7 @@ SELECT rule, arg_max(reason, time) AS newest, count(*) AS number
 FROM dead_letter WHERE topic = '{OTLP}' AND time > now() - INTERVAL 1 HOUR GROUP BY 1 ORDER BY number DESC, rule
 """
 """Query for rejected messages: (rule, newest reason, number) per rule."""
-LOOK = f"fleetpulse sql \"SELECT time, partition, reason FROM dead_letter WHERE topic = '{OTLP}'\"; docs/otlp.md"
+LOOK = f"fleetpulse sql \"SELECT time, partition, reason FROM dead_letter WHERE topic = '{OTLP}'\"; {guide('otlp.md')}"
 
 
 def check_gateway(config: Config) -> Check:
@@ -52,7 +53,7 @@ def check_gateway(config: Config) -> Check:
         return Check("gateway", "ok", f"{where} is ready, and refused no sender since its start")
     named = [f"{s['sender']}: {s['count']} refused, last {s['last'][:19]}Z: {s['why']}" for s in refused[:SHOWN]]
     more = f" (and {len(refused) - SHOWN} more)" if len(refused) > SHOWN else ""
-    fixes = list(dict.fromkeys(FIXES.get(s["reason"], "see docs/otlp.md") for s in refused[:SHOWN]))
+    fixes = list(dict.fromkeys(FIXES.get(s["reason"], f"see {guide('otlp.md')}") for s in refused[:SHOWN]))
     meaning = "what these sent is not stored; they retry only after 429 and 503"
     return Check("gateway", "warn", "; ".join(named) + more, meaning, "; ".join(fixes))
 
@@ -67,10 +68,7 @@ def check_rejected(config: Config) -> Check:
         return Check("other senders", "ok", "nothing of them was rejected in the last hour")
     named = [f"{number} dead letters, newest: {newest}" for _, newest, number in rows[:SHOWN]]
     more = f" (and {len(rows) - SHOWN} more rules)" if len(rows) > SHOWN else ""
-    fix = (
-        "fleetpulse sql \"SELECT time, partition, reason FROM dead_letter WHERE topic = 'otlp_metrics'\"; docs/otlp.md"
-    )
-    return Check("other senders", "warn", "; ".join(named) + more, "these values are not stored", fix)
+    return Check("other senders", "warn", "; ".join(named) + more, "these values are not stored", LOOK)
 
 
 def _get(settings: Gateway, path: str) -> tuple[int, Any]:

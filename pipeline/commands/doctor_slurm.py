@@ -9,6 +9,7 @@ from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError
+from pipeline.runtime.guides import guide
 
 NAME = "reservations"
 SHOWN = 3
@@ -35,7 +36,7 @@ def check_reservations(config: Config) -> Check:
         fix = "give agents the names that Slurm has ([agent] node), or correct the reservation"
         return Check(NAME, "warn", f"{applied}; {_list(doubts)}", meaning, fix)
     meaning = "nodes in these reservations page while people work on them; windows that are known stay as they were"
-    fix = "scontrol show reservation, on the pipeline's host and as its user; docs/incidents.md#silences"
+    fix = f"scontrol show reservation, on the pipeline's host and as its user; {guide('incidents.md', 'Silences')}"
     return Check(NAME, "fail", _list(failures), meaning, fix)
 
 

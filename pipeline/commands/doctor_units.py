@@ -10,6 +10,7 @@ from pipeline.config.files import HOST
 from pipeline.config.sections import Config
 from pipeline.runtime import systemd
 from pipeline.runtime.credentials import list_handed_out
+from pipeline.runtime.guides import guide
 from pipeline.runtime.reload import read_force
 from pipeline.runtime.systemd import CREDENTIALS, HOST_UNITS
 from pipeline.runtime.unit_rights import READ, Unreadable, find_unreadable
@@ -39,7 +40,7 @@ def _describe_unreadable(one: Unreadable) -> Check:
     meaning = f"a reload of the {one.service} is refused, and after a stop it does not start"
     fix = (
         f'LoadCredential={one.path.name}:{source} below [Service] in {drop_in}; the key: "{copy}"; then systemctl '
-        f"daemon-reload && systemctl restart fleetpulse-{one.service} (docs/security.md#secrets)"
+        f"daemon-reload && systemctl restart fleetpulse-{one.service} ({guide('security.md', 'Secrets')})"
     )
     if one.owner:
         fix = f"chown {one.owner} {one.path.parent}/*.key"

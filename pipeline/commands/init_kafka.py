@@ -35,6 +35,7 @@ from kafka.errors import (
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import Unreachable, UsageError
+from pipeline.runtime.guides import guide
 from pipeline.transport import diagnosis, kafka_clients, topics
 from pipeline.transport import topics as topic_state
 from pipeline.transport.broker_errors import classify_error
@@ -90,7 +91,7 @@ def _was_created(kafka: Kafka, name: str, answer: dict[str, object]) -> bool:
             f"{where}; expected at least [kafka] replication_factor = {kafka.replication_factor} brokers: "
             "start them, or lower it (-1: default.replication.factor of the brokers)"
         )
-    raise UsageError(f"{where}; expected brokers that accept the settings of docs/kafka.md")
+    raise UsageError(f"{where}; expected brokers that accept the settings of {guide('kafka.md')}")
 
 
 def _wait_for_leaders(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[Topic]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from pipeline.runtime.guides import guide
+
 _MISSING: Mapping[tuple[str, str], str] = {
     ("incidents", ""): "no unresolved incidents",
     ("silences", ""): "no silences that are active or pending",
@@ -12,7 +14,7 @@ _MISSING: Mapping[tuple[str, str], str] = {
     ("silences", "preview"): "no open incidents that match",
     ("mutes", ""): "no active mutes",
     ("notify", ""): "no messages",
-    ("notify", "receivers"): "no receivers: see [[notify.webhooks]] and others in docs/receivers.md",
+    ("notify", "receivers"): f"no receivers: see [[notify.webhooks]] and others in {guide('receivers.md')}",
     ("notify", "replay"): "no dead messages",
     ("audit", ""): "no rows of the audit",
     ("audit", "verify"): "no rows of the audit",
@@ -22,7 +24,7 @@ _MISSING: Mapping[tuple[str, str], str] = {
     ("token", ""): "no tokens",
     ("share", ""): "no values in common",
     ("sql", ""): "no rows",
-    ("objectives", ""): "no objective has jobs yet: see [[impact.objectives]] in docs/objectives.md",
+    ("objectives", ""): f"no objective has jobs yet: see [[impact.objectives]] in {guide('objectives.md')}",
     ("objectives", "losses"): "no lost GPU-hours",
     ("objectives", "energy"): "no jobs with energy",
     ("objectives", "failures"): "no failures",

@@ -21,6 +21,7 @@ from pipeline.notify.alertmanager import STILL_FIRING, compute_fingerprint, make
 from pipeline.notify.receivers import TEST, Endpoint, Message, build_receiver
 from pipeline.notify.routes import RouteNode, Rules, build_rules
 from pipeline.runtime.credentials import list_handed_out
+from pipeline.runtime.guides import guide
 
 Rows = list[dict[str, Any]]
 LISTED = ("id", "receiver", "kind", "state", "attempts", "created", "answer")
@@ -214,7 +215,9 @@ def check_receivers(config: Config) -> Check | list[Check]:
     person."""
     if not config.notify.receivers:
         meaning = "incidents are shown only on the dashboard"
-        return Check("receivers", "warn", "none", meaning, "add [[notify.webhooks]] or another: docs/receivers.md")
+        return Check(
+            "receivers", "warn", "none", meaning, f"add [[notify.webhooks]] or another: {guide('receivers.md')}"
+        )
     try:
         _build_rules(config)
     except FleetpulseError as error:
@@ -230,14 +233,14 @@ def _check_receiver(receiver: Any, states: Mapping[str, Mapping[str, Any]] | Non
         return [_check_copy(f"receiver {receiver.name}", error)]
     except FleetpulseError as error:
         meaning = "alerts cannot be sent to this receiver"
-        fix = f"correct [[{receiver.section}]] {receiver.name} (docs/receivers.md): fleetpulse config check"
+        fix = f"correct [[{receiver.section}]] {receiver.name} ({guide('receivers.md')}): fleetpulse config check"
         return [Check(f"receiver {receiver.name}", "fail", str(error), meaning, fix)]
 
 
 def _check_copy(name: str, error: MissingCopy) -> Check:
     """Returns that the unit must be started, or what it lacks to start."""
     if error.copy not in list_handed_out():
-        return Check(name, "fail", str(error), "the pipeline does not start", "docs/security.md#secrets")
+        return Check(name, "fail", str(error), "the pipeline does not start", guide("security.md", "Secrets"))
     if (unit := error.copy.parent).is_dir():
         return Check(name, "fail", str(error), "its alerts cannot be sent", f"systemctl restart {unit.stem}")
     return Check(name, "warn", str(error), "it was not tried", f"systemctl enable --now {unit.stem}")

@@ -22,6 +22,7 @@ from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso, iso
 from pipeline.model.regular_files import read_regular_text
+from pipeline.runtime.guides import guide
 
 Rows = list[Mapping[str, Any]]
 WIDTH = 120
@@ -287,7 +288,7 @@ def explain_token(config: Config, made: Mapping[str, Any]) -> list[str]:
     if config.api.token_file is None and len(tokens.load_role_tokens(tokens.find_role_file(config.store.path))) == 1:
         lines.append(f"from now on the API answers nobody without a token; here: export {client.TOKEN_VARIABLE}=...")
         if config.dashboard.token_file is None:
-            lines.append("the dashboard needs one too: [dashboard] token_file (docs/dashboard.md)")
+            lines.append(f"the dashboard needs one too: [dashboard] token_file ({guide('dashboard.md')})")
     return lines
 
 

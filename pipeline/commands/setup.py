@@ -18,6 +18,7 @@ from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
 from pipeline.runtime import systemd
+from pipeline.runtime.guides import guide
 from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
 
 
@@ -90,7 +91,7 @@ def _prepare(files: PreparedFiles, answers: Answers, path: Path, etc: Path) -> l
 
 def write_text(answers: Answers, token_file: Path | None, receiver: Sequence[str]) -> str:
     """Returns the configuration as TOML; receiver: lines of that of alerts."""
-    lines = ["# Written by `fleetpulse setup`. Every key: docs/configuration.md", "[site]"]
+    lines = [f"# Written by `fleetpulse setup`. Every key: {guide('configuration.md')}", "[site]"]
     lines.append(f"name = {_quote(answers.site)}")
     if answers.kafka:
         lines += ["[pipeline]", 'transport = "kafka"', "[kafka]", f"bootstrap_servers = {_quote(answers.kafka)}"]

@@ -16,6 +16,7 @@ from pipeline.commands.setup_files import PreparedFiles
 from pipeline.config.files import HOST, list_drop_ins
 from pipeline.http.addresses import parse_host
 from pipeline.model.errors import ConfigError, UsageError
+from pipeline.runtime.guides import guide
 from pipeline.runtime.private_files import FILE
 from pipeline.runtime.systemd import CREDENTIALS
 
@@ -58,7 +59,7 @@ def parse_receiver(address: str, allow_http: bool = False, networks: Sequence[st
         if (found := _PAGERDUTY_KEY.fullmatch(address)) is None:
             raise UsageError(
                 "setup: this address of PagerDuty has no key; expected https://events.pagerduty.com/integration/KEY/"
-                "enqueue, or no webhook here and [[notify.pagerduty]] by hand (docs/receivers.md)"
+                f"enqueue, or no webhook here and [[notify.pagerduty]] by hand ({guide('receivers.md')})"
             )
         return SecretReceiver(section, "routing_key_file", found[1], (("region", "eu"),) if ".eu." in host else ())
     try:

@@ -15,6 +15,7 @@ from pipeline.config.topology import OWN
 from pipeline.http.open_pages import describe_open_pages
 from pipeline.model.errors import ConfigError
 from pipeline.runtime.credentials import is_copy, list_handed_out
+from pipeline.runtime.guides import guide
 from pipeline.runtime.private_files import is_absent
 from pipeline.runtime.systemd import CREDENTIALS
 
@@ -141,4 +142,4 @@ def _check_topology(config: Config) -> None:
 def _describe_known(name: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(sorted(known)) or 'none, see docs/receivers.md'}"
+    return f"{hint}known: {', '.join(sorted(known)) or 'none, see ' + guide('receivers.md')}"

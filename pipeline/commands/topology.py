@@ -18,6 +18,7 @@ from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import NoAnswer, Unreachable, UsageError
 from pipeline.model.topology import ParentGraph
+from pipeline.runtime.guides import guide
 from pipeline.topology.check import Problem, check_against_telemetry, check_sources
 from pipeline.topology.merge import MergedTopology, merge_sources, overlay_lines
 from pipeline.topology.site import SourceSetting, find_faults, read_source
@@ -48,7 +49,7 @@ def run_topology(config: Config, given: argparse.Namespace, say: Say) -> int:
     if not settings:
         raise UsageError(
             "topology check: no files and no sources configured; expected FILE, or [topology] path or sources "
-            "(docs/topology.md)"
+            f"({guide('topology.md')})"
         )
     return _check(config, settings, given, say)
 

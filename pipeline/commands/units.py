@@ -6,15 +6,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 from pipeline.config.files import DROP_INS
 from pipeline.model.errors import UsageError
+from pipeline.runtime.guides import find_guides
 from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
 
 WHEEL_UNITS = Path(__file__).parents[1] / "units"
 """The same files as UNIT_FOLDER has, in an installed wheel."""
 PACKAGED = "/opt/fleetpulse/bin/fleetpulse"
 """The program that the units name."""
+PACKAGED_GUIDES = "/opt/fleetpulse/share/doc/fleetpulse/docs"
+"""The folder of the guides that the units name."""
 SERVICES = {"node": ("agent",), "server": ("pipeline", "dashboard", "executor")}
 SERVICES["one-host"] = (*SERVICES["node"], *SERVICES["server"])
 ONE_HOST = "fleetpulse-agent.service.d/one-host.conf"
@@ -63,6 +67,7 @@ def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc
     try:
         for service in SERVICES[role]:
             text = (source / f"fleetpulse-{service}.service").read_text().replace(PACKAGED, str(program))
+            text = text.replace(PACKAGED_GUIDES, _as_address(find_guides()))
             written.append(_write(etc / "systemd/system" / f"fleetpulse-{service}.service", text))
         for kind in ("agent",) * (role != "server") + ("server",) * (role != "node"):
             for form in ("sysusers", "tmpfiles"):
@@ -82,6 +87,11 @@ def install_units(role: str, source: Path, program: Path, etc: Path = Path("/etc
     if etc == Path("/etc"):
         _tell_systemd()
     return [f"unit: {path} written" for path in written]
+
+
+def _as_address(folder: str) -> str:
+    """Returns the folder of the guides as a unit names it (a percent sign is %%); of a checkout, that of packages."""
+    return quote(folder).replace("%", "%%") if folder.startswith("/") else PACKAGED_GUIDES
 
 
 def _write(path: Path, text: str) -> Path:

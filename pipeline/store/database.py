@@ -43,13 +43,14 @@ from pipeline.model.errors import (
 )
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.runtime import private_files
+from pipeline.runtime.guides import guide
 from pipeline.runtime.long_start import LongStart
 from pipeline.store import backup, history_files, schema
 from pipeline.store.migration_backup import back_up_before_migration, migration_backup
 
 log = logging.getLogger("fleetpulse.store")
 
-RECOVERY = "docs/store.md, section Recovery"
+RECOVERY = guide("store.md", "Recovery")
 _OF_MESSAGE = (
     *(WireError, duckdb.DataError, duckdb.IntegrityError),  # raised by our checks and by DuckDB
     *(ValueError, TypeError, LookupError, ArithmeticError),  # raised by NumPy, Arrow and our code on bad values

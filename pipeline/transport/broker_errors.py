@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.config.sections import Kafka
+from pipeline.runtime.guides import guide
 
 Kind = Literal[
     "unreachable", "replicas", "login server", "credential", "certificate", "protocol", "forbidden", "missing topic"
@@ -19,7 +20,7 @@ TOKEN = "compare issuer and audience with the brokers' sasl.oauthbearer settings
 TICKET = "compare the brokers' principal and keytab with those of the KDC, and the clocks of all hosts"
 CLOCKS = "timedatectl  # on this host, the login server and the brokers: are the clocks synchronized?"
 PROTOCOL = "correct [kafka] security_protocol: it must be that of the listener at this address"
-FORBIDDEN = "grant our user the rights listed in docs/kafka.md"
+FORBIDDEN = f"grant our user the rights listed in {guide('kafka.md')}"
 MISSING = "fleetpulse init"
 REPLICAS = "start the brokers that hold the other replicas; until then the brokers refuse messages"
 OUR_CERTIFICATE = "correct [kafka] certificate_file and key_file: the brokers accept only certificates that they trust"

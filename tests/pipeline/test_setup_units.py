@@ -46,6 +46,22 @@ def test_the_units_run_the_installed_program(tmp_path: Path) -> None:
         assert "/opt/fleetpulse/bin" not in "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
+@pytest.mark.parametrize(
+    ("guides", "named"),
+    [
+        ("/srv/100% f/share/doc/fleetpulse/docs", "/srv/100%%25%%20f/share/doc/fleetpulse/docs"),
+        ("docs", "/opt/fleetpulse/share/doc/fleetpulse/docs"),
+    ],
+)
+def test_the_units_name_the_guides_of_the_installation(
+    guides: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "find_guides", lambda: guides)
+    units.install_units("node", SOURCE, Path("/srv/fp/bin/fleetpulse"), tmp_path)
+    text = (tmp_path / "systemd/system/fleetpulse-agent.service").read_text()
+    assert f"\nDocumentation=file://{named}/agent.md\n" in text
+
+
 def test_a_checkout_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     given = build_parser().parse_args(["setup", "--units", "--role", "node", "--config", str(tmp_path / "f.toml")])
     with pytest.raises(UsageError, match="expected an installed wheel"):

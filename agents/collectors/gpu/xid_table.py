@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.regular_files import read_regular_text
+from pipeline.runtime.guides import guide
 
 SHIPPED = Path(__file__).with_name("xid.toml")
 SEVERITIES = ("info", "warning", "critical")
@@ -74,7 +75,7 @@ def load_xid_table(user: Path | None = None) -> XidTable:
 
 
 XID_TABLE_SETTING = constraint(
-    "a file over the table of XIDs, docs/xids.md", lambda path: path is None or bool(load_xid_table(path))
+    f"a file over the table of XIDs, {guide('xids.md')}", lambda path: path is None or bool(load_xid_table(path))
 )
 """Metadata of a setting that names such a file. The file is checked before anything starts."""
 

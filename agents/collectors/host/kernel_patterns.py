@@ -12,6 +12,7 @@ from typing import Any
 from agents.collectors.gpu.xid_table import SEVERITIES, numbered_entries, read_toml
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
+from pipeline.runtime.guides import guide
 
 SHIPPED = Path(__file__).with_name("kernel_log.toml")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -78,7 +79,7 @@ def load_patterns(user: Path | None = None, words: tuple[str, ...] = ()) -> LogP
 
 
 PATTERNS_SETTING = constraint(
-    "a file of patterns, docs/xids.md", lambda path: path is None or bool(load_patterns(path))
+    f"a file of patterns, {guide('xids.md')}", lambda path: path is None or bool(load_patterns(path))
 )
 """Metadata of a setting that names such a file. The file is checked before anything starts."""
 

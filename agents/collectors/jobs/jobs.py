@@ -17,10 +17,11 @@ from agents.collectors.jobs.kubernetes import PodPoller, cluster_api_url
 from agents.collectors.jobs.processes import ProcessScanner
 from agents.collectors.jobs.ranks import JobSources, find_ranks
 from agents.collectors.jobs.slurm_prolog import PrologFiles
+from pipeline.runtime.guides import guide
 
 REFRESH_S = 60.0
 """Seconds between two reads of the GPUs' numbers, and checks for a kubelet. Chosen: both change only by hand."""
-_REQUIRED_RIGHTS = "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (jobs.conf, docs/agent.md)"
+_REQUIRED_RIGHTS = f"CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (jobs.conf, {guide('agent.md')})"
 
 
 @dataclass

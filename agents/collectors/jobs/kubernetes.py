@@ -21,6 +21,7 @@ from typing import Any
 from agents.collectors.jobs.process_identity import clean_name, parse_number
 from agents.protobuf import ProtobufMessage
 from pipeline.model.regular_files import read_regular_text
+from pipeline.runtime.guides import guide
 
 MAX_PODS = 1024
 """Most pods of a node that are kept. Chosen: kubelet's default allows 110, large nodes 500."""
@@ -319,7 +320,7 @@ class PodPoller:
         except urllib.error.HTTPError as error:
             with error:
                 raise PodListRefused(
-                    f"status {error.code}; the account needs the right to list pods (docs/jobs.md)"
+                    f"status {error.code}; the account needs the right to list pods ({guide('jobs.md')})"
                 ) from None
         if len(found) > MAX_POD_LIST_BYTES:
             raise PodListRefused(f"the list of pods has more than {MAX_POD_LIST_BYTES} bytes")
