@@ -1,4 +1,5 @@
-"""Writes a bill of materials (CycloneDX 1.6, JSON): Python packages, Python, and in a bundle linked libraries.
+"""Writes a bill of materials (CycloneDX 1.6, JSON): Python packages with what their wheels bring along, Python, and in
+a bundle linked libraries.
 
     python deploy/packages/sbom.py FOLDER VERSION > fleetpulse-agent.cdx.json
 
@@ -16,22 +17,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wheel_contents import Contents
 
-def components(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields one component per package, then Python and the libraries beside it."""
+
+def components(folder: Path, contents: Contents) -> Iterator[dict[str, Any]]:
+    """Yields Python and the libraries beside it; packages and what they bring along are added to the contents."""
     home = folder / "python" if (folder / "python").is_dir() else folder
     library = next((home / "lib").glob("python3.*"))
     found = importlib.metadata.distributions(path=[str(library / "site-packages")])
     for one in sorted(found, key=lambda one: one.name.lower()):
         name = one.name.lower().replace("_", "-")
-        yield {
-            "type": "library",
-            "bom-ref": f"pkg:pypi/{name}@{one.version}",
-            "purl": f"pkg:pypi/{name}@{one.version}",
-            "name": name,
-            "version": one.version,
-            **licence(one.metadata),
-        }
+        purl = f"pkg:pypi/{name}@{one.version}"
+        known = {"type": "library", "bom-ref": purl, "purl": purl, "name": name, "version": one.version}
+        contents.add_wheel(one, {**known, **licence(one.metadata)})
     python = platform.python_version()
     yield {
         "type": "platform",
@@ -92,10 +90,12 @@ def licence(metadata: Any) -> dict[str, Any]:
 
 def main(folder: str, version: str) -> None:
     """Prints the document."""
-    parts = list(components(Path(folder)))
+    contents = Contents()
+    beside = list(components(Path(folder), contents))
+    parts = [*contents.components.values(), *beside]
     own = next(part for part in parts if part["name"] == "fleetpulse")
     parts.remove(own)
-    content = json.dumps(parts, sort_keys=True)
+    content = json.dumps([parts, contents.describe()], sort_keys=True)
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -103,6 +103,7 @@ def main(folder: str, version: str) -> None:
         "version": 1,
         "metadata": {"component": {**own, "type": "application", "version": version}},
         "components": parts,
+        **contents.describe(),
     }
     json.dump(document, sys.stdout, indent=1)
 
