@@ -33,8 +33,8 @@ def test_every_fault_of_the_demo_becomes_one_incident_with_the_right_cause(judge
 
 
 @pytest.mark.slow
-def test_a_quiet_day_of_512_gpus_is_silent(judged):
-    found, incidents, _ = judged(Scenario(86_400.0, 10.0, None, Fleet(64, 8)), 1)
+def test_a_quiet_day_of_128_gpus_is_silent(judged):
+    found, incidents, _ = judged(Scenario(86_400.0, 10.0, None, Fleet(16, 8)), 1)
     assert found == []
     assert incidents == []
 
