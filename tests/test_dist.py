@@ -114,6 +114,10 @@ def test_every_guide_that_a_message_names_is_installed_by_pip(form: str, built: 
     assert find_broken_links(home / "share/doc/fleetpulse") == []
     program = "import sys, fleetpulse; sys.exit(fleetpulse.main())"
     environ = {**os.environ, "PYTHONPATH": str(site), "HOME": str(tmp_path)}
+    words = [sys.executable, "-P", "-c", program, "--help"]
+    narrow = {**environ, "COLUMNS": "30"}
+    said = subprocess.run(words, cwd=tmp_path, env=narrow, capture_output=True, text=True).stdout
+    assert said.endswith(f"\nGuides: {home}/share/doc/fleetpulse/docs/index.md\n")
     words = [sys.executable, "-P", "-c", program, "doctor", "--output", "jsonl"]
     said = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
     assert list_printed(said)
@@ -146,6 +150,15 @@ def test_images_are_built_from_files_that_have_every_guide(tmp_path: Path) -> No
     (data,) = (tmp_path / "site").glob("*.data/data/share/doc/fleetpulse")
     assert [page for page, _ in find_named(ROOT)[0] if not (data / "docs" / page).is_file()] == []
     assert find_broken_links(data) == []
+
+
+def test_the_compose_test_builds_from_all_that_the_dockerfile_copies() -> None:
+    copied = (ROOT / "deploy/compose_test/run").read_text().partition("\ncp -r ")[2].partition('"$CHECKOUT"')[0].split()
+    source = (ROOT / "deploy/images/Dockerfile").read_text()
+    lines = [line.split()[1:-1] for line in source.splitlines() if line.startswith("COPY ") and "--from" not in line]
+    wanted = {word.partition("/")[0] for words in lines for word in words if not word.startswith(".wheels")}
+    assert len(wanted) > 8
+    assert wanted - set(copied) == set()
 
 
 def test_make_dist_leaves_what_it_built_and_nothing_of_a_run_before(tmp_path: Path) -> None:

@@ -196,8 +196,9 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; a namespace has `command`, `config` and the options of the command."""
-    about = "Monitors the health of AI training fleets."
-    top = Parser(prog="fleetpulse", description=about, epilog=f"Guides: {guide('index.md')}", allow_abbrev=False)
+    about, guides = "Monitors the health of AI training fleets.", f"Guides: {guide('index.md')}"
+    raw = argparse.RawDescriptionHelpFormatter  # the other one breaks a path at its hyphens
+    top = Parser(prog="fleetpulse", description=about, epilog=guides, formatter_class=raw, allow_abbrev=False)
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, (text, options) in COMMANDS.items():
