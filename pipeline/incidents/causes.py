@@ -53,6 +53,10 @@ _NETWORK = frozenset({"leaf", "rail"})
 _COLLECTIVES = _NETWORK | {"pod"}  # of which collectives become slow, and nothing else
 _COMPUTING = frozenset({"rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "node.cpu_pressure"})
 """Signals of slowness in computing: no leaf, rail or pod lowers a clock or makes a kernel longer."""
+_CLOCKED = frozenset({"gpu.sm_clock", "gpu.throttle_reasons"})
+"""Signals of slowness of a device itself: a job or stage makes kernels longer, but lowers no clock of single GPUs."""
+_NOT_SHOWN = dict.fromkeys(_COLLECTIVES, _COMPUTING) | dict.fromkeys(WORK, _CLOCKED)
+"""Kind of cause -> signals of slowness that no fault of it shows in its members."""
 _WARM = frozenset(
     {("sensor.temperature",), ("sensor.temperature", "sensor.fan_speed"), ("coolant.supply_temperature",)}
 )
@@ -132,7 +136,7 @@ class CauseRules:
             return cause in chain and family == SYMPTOM_FAMILY
         if known.families is not None and family not in known.families:
             return False
-        if kind in _COLLECTIVES and family == SYMPTOM_FAMILY and not _COMPUTING.isdisjoint(signals):
+        if family == SYMPTOM_FAMILY and not _NOT_SHOWN.get(kind, frozenset()).isdisjoint(signals):
             return False
         if kind in WORK:
             return cause in self.index.works_of(entity)
@@ -220,11 +224,12 @@ class CauseRules:
         return self._is_over(case, family, finding.onset)
 
     def _has_own_fault(self, case: Case, symptom: Finding | Condition) -> bool:
-        """Returns whether a member shows what its cause cannot do: slow computing below a network, or a page about its
-        own cooling below air or coolant that is only warm, unless so many page that it is their common fault."""
+        """Returns whether a member shows what its cause cannot do: slow computing below a network, a low clock below a
+        job, or a page about its own cooling below air or coolant that is only warm, unless so many page that it is
+        their common fault."""
         cause, family = case.incident.cause, detector_family(symptom.detector)
-        if kind_of(cause) in _COLLECTIVES:
-            return family == SYMPTOM_FAMILY and not _COMPUTING.isdisjoint(symptom.signals)
+        if unlike := _NOT_SHOWN.get(kind_of(cause)):
+            return family == SYMPTOM_FAMILY and not unlike.isdisjoint(symptom.signals)
         if symptom.detector != _RESISTANCE or symptom.level != "page" or kind_of(cause) not in _COOLING:
             return False
         own = self._list_own(case)

@@ -1,0 +1,38 @@
+"""Slow members of one job: its code is their common cause only where no device shows a state of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
+from tests.pipeline.test_incidents import START, found
+from tests.pipeline.test_shared_causes import hall, site
+
+NODES = range(6)
+JOB = Topology(dict(hall(loops=1).parents) | {f"rank:a.{n}": ("stage:a.0", "job:a", f"gpu:n{n}.0") for n in NODES})
+SLOW = ("rank.compute_time",)
+
+
+@pytest.mark.parametrize("own", ["gpu.sm_clock", "gpu.throttle_reasons"])
+def test_two_members_of_a_stage_with_low_clocks_are_two_incidents(own: str) -> None:
+    case = site(JOB)
+    for minute in range(4):
+        late = [found("node:n3", signals=(*SLOW, "gpu.sm_clock"), onset=START + 30 * SECOND)] if minute else []
+        case.report_findings(found("rank:a.2", signals=(*SLOW, own)), *late, seconds=60)
+    assert case.causes() == {"gpu:n2.0", "node:n3"}
+
+
+def test_many_members_of_a_stage_that_only_compute_longer_are_one_incident_of_the_job() -> None:
+    case = site(JOB)
+    for _ in range(4):
+        case.report_findings(*(found(f"rank:a.{n}", signals=SLOW) for n in NODES), seconds=60)
+    assert case.causes() == {"job:a"}
+
+
+def test_a_member_of_a_slow_job_whose_clock_falls_later_is_an_incident_of_its_own() -> None:
+    case, slow = site(JOB), [found(f"rank:a.{n}", signals=SLOW) for n in NODES]
+    for _ in range(4):
+        case.report_findings(*slow, seconds=60)
+    case.report_findings(*slow, found("node:n3", "straggler", "page", case.time, signals=(*SLOW, "gpu.sm_clock")))
+    assert case.causes() == {"job:a", "node:n3"}
