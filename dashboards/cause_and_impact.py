@@ -66,6 +66,14 @@ def impact_lines(impact: Impact) -> list[str]:
     return [*lines, loss]
 
 
+def unlisted_text(impact: Impact) -> str:
+    """Returns why no job, or not every job, is shown: that of some nodes no inventory is read yet; empty if of all."""
+    if not impact.unlisted:
+        return ""
+    nodes = "these nodes" if impact.unlisted >= impact.nodes else amount(impact.unlisted, "node", "nodes")
+    return f"Jobs of {nodes} are not known: no inventory with jobs has arrived."
+
+
 def job_rows(impact: Impact, now: int) -> list[tuple[Text, ...]]:
     """Returns (job, effect, loss) of the jobs that are hit, as the API orders them."""
     return [(entity_link(j.job, _job_name(j)), job_effect(j, now), _job_loss(j)) for j in impact.jobs]

@@ -28,7 +28,7 @@ class ImpactedJob:
 @dataclass(frozen=True, slots=True)
 class Impact:
     """Who suffers. jobs: at most 50 of job_count.  affected: nodes that only suffer.  cost: amount, amount per hour,
-    currency."""
+    currency.  unlisted: nodes whose jobs are not known."""
 
     gpus: int
     nodes: int
@@ -40,6 +40,7 @@ class Impact:
     cost: tuple[float, float, str] | None
     affected: tuple[str, ...]
     affected_count: int
+    unlisted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ def parse_impact(table: Any) -> Impact | None:
         cost=_cost(table.get("cost")),
         affected=affected,
         affected_count=int(table.get("affected_count") or len(affected)),
+        unlisted=int(table.get("nodes_without_job_list") or 0),
     )
 
 

@@ -106,7 +106,7 @@ class IncidentPage:
     total: int
     counts: Mapping[str, int]
     groups: tuple[tuple[str, int], ...]
-    reach: Mapping[str, tuple[int, int]]
+    reach: Mapping[str, tuple[int | None, int]]
     versions: Mapping[str, int | None]
 
 
@@ -177,6 +177,13 @@ def parse_audit(table: Mapping[str, Any]) -> Audit:
     return Audit(rows, None if table.get("broken") is None else int(table["broken"]))
 
 
+def _reach(impact: Mapping[str, Any]) -> tuple[int | None, int]:
+    """Returns jobs and nodes that an incident reaches; None: jobs of some nodes are not known, and it reaches no other
+    job."""
+    jobs = int(impact["jobs"])
+    return (None if not jobs and impact.get("nodes_without_job_list") else jobs), int(impact["nodes"])
+
+
 def parse_incident_page(table: Mapping[str, Any]) -> IncidentPage:
     """Parses GET /api/v1/incidents with filters."""
     rows = require_list(table["incidents"])
@@ -188,6 +195,6 @@ def parse_incident_page(table: Mapping[str, Any]) -> IncidentPage:
         total=len(found) if table.get("total") is None else int(table["total"]),
         counts={str(k): int(v) for k, v in (table.get("counts") or {}).items()},
         groups=tuple((str(g["value"]), int(g["total"])) for g in require_list(table.get("groups") or [])),
-        reach={str(r["id"]): (int(r["impact"]["jobs"]), int(r["impact"]["nodes"])) for r in rows if r.get("impact")},
+        reach={str(r["id"]): _reach(r["impact"]) for r in rows if r.get("impact")},
         versions={str(r["id"]): None if r.get("version") is None else int(r["version"]) for r in rows},
     )

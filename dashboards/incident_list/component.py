@@ -37,7 +37,7 @@ def selectable_list(
     now: int,
     key: str,
     groups: Mapping[str, str] | None = None,
-    reach: Mapping[str, tuple[int, int]] | None = None,
+    reach: Mapping[str, tuple[int | None, int]] | None = None,
     acknowledge: Callable[[str], None] | None = None,
     mine: Callable[[], None] = lambda: None,
 ) -> list[str]:
@@ -79,7 +79,11 @@ def list_rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
     return [_row(incident, now) for incident in sort_incidents(incidents)[:MAX_LISTED]]
 
 
-def _row(incident: Incident, now: int, reach: tuple[int, int] | None = None) -> dict[str, Any]:
+def _jobs(count: int | None) -> str:
+    return "jobs not known" if count is None else amount(count, "job", "jobs")
+
+
+def _row(incident: Incident, now: int, reach: tuple[int | None, int] | None = None) -> dict[str, Any]:
     until = now if incident.resolved is None else incident.resolved
     life = incident.life
     return {
@@ -91,7 +95,7 @@ def _row(incident: Incident, now: int, reach: tuple[int, int] | None = None) -> 
         "cause": entity_name(incident.cause),
         "detector": incident.detector,
         "age": age((until - incident.onset) / SECOND),
-        "jobs": "" if reach is None else amount(reach[0], "job", "jobs"),
+        "jobs": "" if reach is None else _jobs(reach[0]),
         "nodes": "" if reach is None else amount(reach[1], "node", "nodes"),
         "members": amount(len(incident.members), "member", "members") if reach is None else "",
         "confidence": "" if incident.confidence is None else f"{incident.confidence * 100:.0f} %",

@@ -172,6 +172,9 @@ def _jobs(found: Impact, now: int) -> str:
     """Returns the jobs that an incident reaches, each with its effect: `job 81 (31 % slower)`."""
     shown = [f"{entity_name(job.job)} ({cause_and_impact.job_effect(job, now)})" for job in found.jobs[:MAX_JOBS]]
     more = [f"{found.job_count - len(shown):,} more"] if found.job_count > len(shown) else []
+    if found.unlisted:
+        nodes = "" if found.unlisted >= found.nodes else f" of {amount(found.unlisted, 'node', 'nodes')}"
+        more.append(f"jobs{nodes} not known" if shown or nodes else "not known")
     return ", ".join([*shown, *more]) or "none"
 
 

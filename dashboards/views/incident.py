@@ -147,7 +147,10 @@ def _impact(detail: IncidentDetail, now: int) -> str:
     ]
     more = impact.job_count - len(impact.jobs)
     rest = markup.empty(f"and {amount(more, 'more job', 'more jobs')}") if more > 0 else ""
-    jobs = linked.table(("Job", "Effect", "Lost"), rows, "No job is hit.", "Jobs that are hit", numbers=1)
+    unlisted = cause_and_impact.unlisted_text(impact)
+    jobs = linked.table(("Job", "Effect", "Lost"), rows, unlisted or "No job is hit.", "Jobs that are hit", numbers=1)
+    if rows and unlisted:
+        rest += markup.empty(unlisted)
     nodes = ""
     if impact.affected:
         chips = markup.chips([entity_link(node) for node in impact.affected])

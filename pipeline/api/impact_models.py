@@ -9,7 +9,8 @@ from pipeline.incidents.job_loss import JobState
 
 
 class ImpactShort(Strict):
-    """Who suffers from an incident, in numbers. cost: in the currency of [impact], null without a price."""
+    """Who suffers from an incident, in numbers. cost: in the currency of [impact], null without a price.
+    nodes_without_job_list: reached nodes whose jobs are not known; with 0 jobs and 0 of these no job is reached."""
 
     gpus: int
     nodes: int
@@ -18,6 +19,7 @@ class ImpactShort(Strict):
     lost_gpu_hours: float
     lost_gpu_hours_per_hour: float
     cost: float | None
+    nodes_without_job_list: int = 0
 
 
 class ImpactedJob(Strict):
@@ -48,7 +50,8 @@ class Cost(Strict):
 class Impact(Strict):
     """Who suffers from an incident, frozen when it is resolved. gpus, nodes, ranks: reached, and those of jobs that are
     slow, hang or are lost.  jobs: at most 50 of job_count.  affected: nodes that only suffer, at most 100 of
-    affected_count; none of them is at fault.  text: all of it in one line.  title: affected jobs or GPUs in short."""
+    affected_count; none of them is at fault.  nodes_without_job_list: reached nodes of which no inventory with their
+    jobs has been read: their jobs are not known.  text: all of it in one line.  title: affected jobs in short."""
 
     gpus: int
     nodes: int
@@ -60,6 +63,7 @@ class Impact(Strict):
     cost: Cost | None
     affected: list[str]
     affected_count: int
+    nodes_without_job_list: int = 0
     text: str
     title: str = ""
     as_of: Time

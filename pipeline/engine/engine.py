@@ -154,6 +154,7 @@ class Engine:
             self._last_seen.end_entities(
                 self.membership.apply_inventories(inventories), max(event.time for event in inventories)
             )
+            self.impact.jobs.listings.note(inventories)
         events = [event for event in kept if event.kind != "inventory"]
         self.framer.add_events(events)
         self._evaluate_arrived(events)

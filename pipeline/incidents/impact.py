@@ -15,6 +15,7 @@ from pipeline.incidents.cases import SEVERITIES
 from pipeline.incidents.changes import Change
 from pipeline.incidents.doubt import DoubtBook
 from pipeline.incidents.facts import Fact, FactBook
+from pipeline.incidents.impact_texts import UNLISTED, describe_impact, name_affected
 from pipeline.incidents.job_loss import (
     EARLIER,
     HOUR,
@@ -28,9 +29,6 @@ from pipeline.incidents.job_pace import MINUTE
 from pipeline.incidents.jobs import JobBook, Parts
 from pipeline.incidents.loss_claims import LossClaims
 from pipeline.incidents.reach import Reach, find_reach, natural_order, split_nodes
-from pipeline.model.entity_names import KINDS, entity_name
-from pipeline.model.job_effect import describe_effect, split_doubt
-from pipeline.model.loss_owner import drop_owner, find_owner
 from pipeline.model.records import SECOND, Finding, Incident, iso
 
 EVERY = 10 * SECOND
@@ -45,7 +43,7 @@ MOST_JOBS, MOST_AFFECTED = 50, 100
 class Tracked:
     """An open incident. reach: of `version` of the places.  parts: of its jobs, also after their end.
 
-    measured, written: event time, and clock (us).
+    measured, written: event time, and clock (us).  unlisted: number of nodes of GPUs whose jobs are not known.
     """
 
     incident: Incident
@@ -56,6 +54,7 @@ class Tracked:
     measured: int = 0
     written: int = 0
     frozen: bool = False
+    unlisted: int = 0
 
     @property
     def lost(self) -> float:
@@ -235,13 +234,17 @@ class ImpactBook:
         fresh = tracked.version != self.jobs.places.version
         if fresh:
             self._renew_reach(tracked)
+        unlisted = tracked.unlisted
+        if fresh or unlisted:
+            tracked.unlisted = self.jobs.count_unlisted(tracked.reach.hosts, time)
         before = [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
         self._doubt_jobs(tracked)
         told = self.facts.list_of(tracked.incident)
         for loss in tracked.jobs.values():
             if loss.reached:
                 self._judge(tracked, loss, self._find_fact(tracked, loss.job, told), time)
-        return fresh or before != [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
+        changed = fresh or unlisted != tracked.unlisted
+        return changed or before != [(j.state, j.lost, j.effect) for j in tracked.jobs.values()]
 
     def _doubt_jobs(self, tracked: Tracked) -> None:
         """Notes since when the results of jobs are in doubt, also of jobs that left the device before the onset."""
@@ -366,6 +369,7 @@ class ImpactBook:
             "cost": self._price(tracked, lost, rate),
             "affected": sorted(affected, key=natural_order)[:MOST_AFFECTED],
             "affected_count": len(affected),
+            UNLISTED: tracked.unlisted,
             "as_of": iso(tracked.measured),
         }
         return {**found, "text": describe_impact(found), "title": name_affected(found)}
@@ -410,78 +414,3 @@ def _count_together(own: frozenset[str], others: Sequence[frozenset[str]]) -> in
     if len(others) == 1:
         return len(others[0]) + sum(entity not in others[0] for entity in own)
     return len(own.union(*others))
-
-
-def describe_impact(impact: Mapping[str, Any]) -> str:
-    """Returns an impact as one line: `job 81 (llama) hangs, 512 GPUs; 4.1 GPU-h lost, 512 GPU-h/h`."""
-    suffering = [j for j in impact["jobs"] if j["state"] in SUFFERS]
-    shown = [_describe_job(j) for j in suffering[:3]]
-    shown += [f"{len(suffering) - 3} more jobs suffer"] if len(suffering) > 3 else []
-    doubtful = [j for j in impact["jobs"] if j not in suffering and split_doubt(j["basis"])[0]]
-    shown += [f"{entity_name(j['job'])}: {split_doubt(j['basis'])[0]}" for j in doubtful[:3]]
-    shown += [f"results of {_count(len(doubtful) - 3, 'job')} more in doubt"] if len(doubtful) > 3 else []
-    others = impact["job_count"] - len(suffering) - len(doubtful)
-    if not suffering and not doubtful and others:
-        names = entity_name(impact["jobs"][0]["job"]) if others == 1 else f"{others} jobs"
-        ranks = sum(j["ranks"] for j in impact["jobs"])
-        shown.append(f"reaches {_count(ranks, 'rank')} of {names}, {_describe_calm(impact['jobs'])}")
-    if not shown and impact["gpus"]:
-        shown.append(f"{_count(impact['gpus'], 'gpu')} on {_count(impact['nodes'], 'node')}, no job")
-    lost, rate = impact["lost_gpu_hours"], impact["lost_gpu_hours_per_hour"]
-    if lost or rate:
-        cost = impact["cost"]
-        money = f" ({cost['amount']:,.0f} {cost['currency']})" if cost else ""
-        shown.append(f"{lost:,.1f} GPU-h lost{money}, {rate:,.1f} GPU-h per hour")
-    if not rate and (owners := {owner: None for j in impact["jobs"] if (owner := find_owner(j["basis"]))}):
-        shown.append(f"{'now ' if lost else ''}counted in {' and '.join(owners)}")
-    return "; ".join(shown)
-
-
-def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the impact on jobs of which none suffers."""
-    states = [job["state"] for job in jobs]
-    if "unknown" in states:
-        return "slowdown not measured"
-    if "ended" not in states:
-        if len(jobs) > 1:
-            return "none slower than before the onset"
-        return describe_effect(states[0], jobs[0]["slowdown"], jobs[0]["basis"])
-    return drop_owner(str(jobs[0]["basis"])) if len(jobs) == 1 else f"{states.count('ended')} ended"
-
-
-def name_affected(impact: Mapping[str, Any]) -> str:
-    """Returns affected jobs, for a title: `job 81 hangs (512 GPUs)`, `rank 79 of job 81 on it`; empty: no job."""
-    suffering = [j for j in impact["jobs"] if j["state"] in SUFFERS]
-    if len(suffering) > 1:
-        return f"{len(suffering)} jobs suffer ({_count(sum(j['gpus'] for j in suffering), 'gpu')})"
-    if suffering:
-        job = suffering[0]
-        state = f"{100 * job['slowdown']:.0f} % slower" if job["state"] == "slow" else _WORDS[job["state"]]
-        return f"{entity_name(job['job'])} {state} ({_count(job['gpus'], 'gpu')})"
-    if not impact["job_count"]:
-        return ""
-    job, count = impact["jobs"][0], impact["job_count"]
-    if count > 1:
-        ended = sum(j["state"] == "ended" for j in impact["jobs"])
-        on_it = [f"{_count(count - ended, 'job')} on it"] if ended < count else []
-        return ", ".join(on_it + ([f"{ended} ended" if on_it else f"{ended} jobs ended"] if ended else []))
-    if job["state"] == "ended":
-        return f"{entity_name(job['job'])} ended"
-    ranks = job["rank_names"]
-    return f"{entity_name(ranks[0] if len(ranks) == 1 and job['ranks'] == 1 else job['job'])} on it"
-
-
-def _describe_job(job: Mapping[str, Any]) -> str:
-    name = entity_name(job["job"]) + (f" ({job['name']})" if job["name"] else "")
-    state = f"{100 * job['slowdown']:.0f} % slower" if job["state"] == "slow" else _WORDS[job["state"]]
-    ranks = job["rank_names"]
-    rank = f", {entity_name(ranks[0]).partition(' of ')[0]}" if len(ranks) == 1 and job["ranks"] == 1 else ""
-    doubt = f", {found}" if (found := split_doubt(job["basis"])[0]) else ""
-    return f"{name} {state}{rank}, {_count(job['gpus'], 'gpu')}{doubt}"
-
-
-_WORDS = {"hanging": "hangs", "lost": "is lost"}
-
-
-def _count(number: int, kind: str) -> str:
-    return f"{number:,} {KINDS[kind][number != 1]}"

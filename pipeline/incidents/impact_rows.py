@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 
 from pipeline.incidents.impact import ImpactBook, Tracked
+from pipeline.incidents.impact_texts import UNLISTED
 from pipeline.incidents.job_loss import HOUR, JobLoss
 from pipeline.incidents.job_pace import KEPT_MINUTES, MINUTE, Minute
 from pipeline.incidents.jobs import KEPT, Job, JobBook, Newest
@@ -176,6 +177,7 @@ def load_books(connection: duckdb.DuckDBPyConnection, book: ImpactBook, open_: I
            AND job IN (SELECT unnest($2::VARCHAR[])) ORDER BY time""",
         [time - KEPT_MINUTES * MINUTE, [job.entity for job in jobs]],
     ).fetchall()
+    book.jobs.listings.load(connection)
     book.jobs.load(jobs, [(job, Minute(*values)) for job, *values in minutes], time, newest)
     incidents = {incident.id: incident for incident in open_}
     found = connection.execute(
@@ -221,14 +223,15 @@ def _decode_loss(values: Mapping[str, Any]) -> JobLoss:
 def read_impact(cursor: duckdb.DuckDBPyConnection, incident: str) -> dict[str, Any] | None:
     """Returns the impact of an incident in the form of the API; None for one of an older store."""
     row = cursor.execute("SELECT detail FROM impact WHERE incident = $1", [incident]).fetchone()
-    return None if row is None else json.loads(row[0])
+    return None if row is None else {UNLISTED: 0, **json.loads(row[0])}  # a row of an older version has no such field
 
 
 def read_short_impacts(cursor: duckdb.DuckDBPyConnection) -> Mapping[str, dict[str, Any]]:
     """Returns incident -> its impact in numbers, of all incidents."""
     names = ("gpus", "nodes", "ranks", "jobs", "lost_gpu_hours", "lost_gpu_hours_per_hour", "cost")
-    rows = cursor.execute(f"SELECT incident, {', '.join(names)} FROM impact").fetchall()
-    return {incident: dict(zip(names, values, strict=True)) for incident, *values in rows}
+    unlisted = f"coalesce(CAST(detail ->> '$.{UNLISTED}' AS INTEGER), 0)"
+    rows = cursor.execute(f"SELECT incident, {', '.join(names)}, {unlisted} FROM impact").fetchall()
+    return {incident: dict(zip((*names, UNLISTED), values, strict=True)) for incident, *values in rows}
 
 
 def read_affected(cursor: duckdb.DuckDBPyConnection) -> Mapping[str, str]:

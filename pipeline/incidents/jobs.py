@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.incidents.job_listings import JobListings
 from pipeline.incidents.job_pace import MINUTE, REPORTED_FOR, JobPace, Minute, PaceBook
 from pipeline.model.records import SECOND, Frame, Instant
 from pipeline.model.topology import WORK, Topology, kind_of
@@ -110,6 +111,7 @@ class JobBook:
         self.jobs: dict[str, Job] = {}
         self.paces = PaceBook()
         self.places = Places()
+        self.listings = JobListings(is_simulated)
         self.pulses: Mapping[str, Pulse] = {}
         self.changed: set[str] = set()  # jobs to be stored
         self.minutes: list[tuple[str, Minute]] = []  # to be stored
@@ -122,7 +124,8 @@ class JobBook:
         time = self.time = instant.end
         self._read_events(instant)
         version, at = self._read
-        if version != self.topology.version and (time - at >= REFRESH or time < at or instant.ended):
+        changed = version != self.topology.version or self.listings.is_waiting
+        if changed and (time - at >= REFRESH or time < at or instant.ended):
             self._refresh(time)
         frame: Frame | None = instant.frames.get("rank")
         if frame is not None:
@@ -206,6 +209,7 @@ class JobBook:
                 made.job_of[rank] = place.job
                 made.ranks.setdefault(place.job, []).append(rank)
         self.places = made
+        self.listings.settle({place.node for place in made.of.values() if place.node}, time)
         self._follow_ranks(time)
 
     def _find_place(self, parents: tuple[str, ...]) -> Place:
@@ -232,6 +236,10 @@ class JobBook:
             elif job.ended is not None and time - job.ended > KEPT:
                 del self.jobs[entity]
                 self.paces.forget([entity])
+
+    def count_unlisted(self, nodes: Iterable[str], time: int) -> int:
+        """Returns of how many nodes it is not known at a time (us) whether a job is on them."""
+        return self.listings.count_unlisted((node for node in nodes if node not in self.places.on), time)
 
     def running(self) -> Iterator[Job]:
         """Yields the jobs that have not ended."""

@@ -23,13 +23,15 @@ _BESIDE = frozenset({"psu", "disk", "dimm", "filesystem", "service", "nic", "cpu
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """gpus, nodes, ranks: reached directly.   jobs: job -> its reached ranks.   beside: jobs on the node of a part."""
+    """gpus, nodes, ranks: reached directly.   jobs: job -> its reached ranks.   beside: jobs on the node of a part.
+    hosts: nodes of the GPUs."""
 
     gpus: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     ranks: frozenset[str] = frozenset()
     jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     beside: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
 
 
 def find_reach(cause: str, members: Iterable[str], topology: Topology, places: Places) -> Reach:
@@ -41,13 +43,15 @@ def find_reach(cause: str, members: Iterable[str], topology: Topology, places: P
     work = [e for e in roots if kind_of(e) in WORK]
     reached, gpus = _spread([e for e in roots if kind_of(e) not in WORK], topology)
     nodes = {e for e in reached if kind_of(e) == "node"}
-    nodes |= {node for e in (*reached, *gpus) if (node := find_ancestor(e, "node", topology))}
+    hosts = frozenset(node for gpu in gpus if (node := find_ancestor(gpu, "node", topology)))
+    nodes |= hosts.union(node for e in reached if (node := find_ancestor(e, "node", topology)))
     ranks = {rank for on in (*gpus, *(n for n in nodes if n in reached)) for rank in places.on.get(on, ())}
     ranks |= {rank for e in work for rank in _ranks_of(e, topology, places)}
     gpus |= {gpu for rank in ranks if rank in places.of for gpu in places.of[rank].gpus}
     nodes |= {place.node for rank in ranks if (place := places.of.get(rank)) and place.node}
     beside = {n for e in reached if kind_of(e) in _BESIDE and (n := topology.ancestor_of_kind(e, "node"))}
-    return Reach(frozenset(gpus), frozenset(nodes), frozenset(ranks), _by_job(ranks, places), _jobs_on(beside, places))
+    jobs, others = _by_job(ranks, places), _jobs_on(beside, places)
+    return Reach(frozenset(gpus), frozenset(nodes), frozenset(ranks), jobs, others, hosts)
 
 
 def find_carriers(entity: str, topology: Topology) -> frozenset[str]:

@@ -174,6 +174,14 @@ def test_the_page_of_incidents_knows_the_jobs_and_nodes_that_each_reaches_if_the
     ]
 
 
+def test_the_list_does_not_say_0_jobs_where_the_jobs_of_the_nodes_are_not_known() -> None:
+    impact = {"nodes": 2, "jobs": 0, "nodes_without_job_list": 1}
+    rows = [incident_table("A1") | {"impact": impact}, incident_table("A2") | {"impact": {**impact, "jobs": 1}}]
+    page = parse_incident_page({"incidents": rows})
+    shown = [_row(i, NOW, page.reach.get(i.id))["jobs"] for i in page.incidents]
+    assert shown == ["jobs not known", "1 job"]
+
+
 def test_the_age_uses_the_servers_clock() -> None:
     stamp = stamp_data(CachedAnswer("x", NOW), fleet_answer(NOW - 7 * SECOND), NOW, "")
     assert (stamp["age"], stamp["clock"], stamp["fault"]) == (7.0, "11:59:53Z", "")

@@ -83,6 +83,15 @@ def test_a_report_has_the_impact_and_the_advice_of_the_incident_page(api: Any) -
 
 
 @pytest.mark.parametrize(
+    ("unlisted", "jobs", "expected"), [(0, 0, "none"), (64, 0, "not known"), (3, 0, "jobs of 3 nodes not known")]
+)
+def test_a_report_says_where_jobs_are_not_known(api: Any, unlisted: int, jobs: int, expected: str) -> None:
+    more = {"jobs": [], "job_count": jobs, "nodes_without_job_list": unlisted}
+    api.incidents["A1"] |= {"impact": {**IMPACT, **more}}
+    assert f"<th>Jobs</th><td>{expected}</td>" in report(api)
+
+
+@pytest.mark.parametrize(
     ("pages", "tickets", "detailed", "left"), [(0, 10, 10, ""), (3, 40, 10, "33 WARNING"), (13, 9, 13, "9 WARNING")]
 )
 def test_a_report_details_all_criticals_the_newest_first_and_counts_the_rest(

@@ -408,3 +408,21 @@ def test_a_merged_incident_offers_no_reopen_and_names_the_one_that_has_its_findi
     test = page(incident_script, opened="reopen-A1", id="A1")
     assert ("reopen-A1-do" in {widget.key for widget in test.button}) == (merged_into is None)
     assert ("Merged into" in shown(test)) == (merged_into is not None)
+
+
+@pytest.mark.parametrize(
+    ("unlisted", "jobs", "expected", "never"),
+    [
+        (0, 0, "No job is hit.", "not known"),
+        (1, 0, "Jobs of these nodes are not known: no inventory with jobs has arrived.", "No job is hit."),
+        (1, 1, "Jobs of these nodes are not known: no inventory with jobs has arrived.", "No job is hit."),
+    ],
+)
+def test_the_page_tells_no_job_from_jobs_that_are_not_known(
+    api: Any, unlisted: int, jobs: int, expected: str, never: str
+) -> None:
+    more = {"jobs": IMPACT["jobs"][:jobs], "job_count": jobs, "nodes_without_job_list": unlisted}
+    api.incidents["A1"]["impact"] = {**IMPACT, **more}
+    text = shown(page(incident_script, id="A1"))
+    assert expected in text
+    assert never not in text

@@ -218,6 +218,17 @@ def test_the_inventories_of_many_nodes_change_the_topology_once(site):
     assert running.engine.topology.attributes["gpu:n4.0"] == {"sku": "x"}
 
 
+def test_an_inventory_of_an_agent_makes_the_jobs_of_its_node_known(site):
+    running = Running(site)
+    running.start()
+    entities = {"collector:n1.jobs": {"parents": ["node:n1"]}}
+    running.engine.observe(Committed(events=[Event(T0, "node:n1", "inventory", {"entities": entities})]))
+    listings = running.engine.impact.jobs.listings
+    assert listings.is_waiting
+    listings.settle([], T0)
+    assert [listings.count_unlisted([node], T0) for node in ("node:n1", "node:n2")] == [0, 1]
+
+
 def test_missing_telemetry_does_not_count_as_quiet():
     seen = LastSeen()
     gpus = ["gpu:n1.0", "gpu:n1.1"]
