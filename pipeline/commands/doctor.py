@@ -381,6 +381,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     api,
     doctor_dashboard.check_dashboard,
     doctor_dashboard.check_login,
+    doctor_units.check_executor,
     receivers,
     doctor_senders.check_gateway,
     doctor_senders.check_rejected,

@@ -1,8 +1,10 @@
-"""The checks of `fleetpulse doctor` on the dashboard: its right to read, and how late it notices a revoked login."""
+"""The checks of `fleetpulse doctor` on the dashboard: that it runs, its right to read, and how late it notices a
+revoked login."""
 
 from __future__ import annotations
 
 from pipeline.commands.checks import Check
+from pipeline.commands.doctor_units import find_down
 from pipeline.commands.installed import is_node
 from pipeline.config.dashboard import Oidc
 from pipeline.config.sections import Config
@@ -17,10 +19,13 @@ AS_ROOT = "run doctor as root, which reads the file"
 
 
 def check_dashboard(config: Config) -> Check:
-    """Asks the API what the dashboard asks, with the token that it takes: that of the first line of its file."""
+    """Asks systemd whether it runs if it should; then the API what the dashboard asks, with the token that it takes:
+    that of the first line of its file."""
     path, meaning = config.dashboard.token_file, "the pages of the dashboard show no data"
     if is_node():
         return Check(NAME, "info", "a node has none")
+    if fault := find_down(NAME, "no one sees the pages"):  # first: the copy of its token exists while it runs
+        return fault
     if path is None and config.api.token_file is None:
         return Check(NAME, "ok", "the API asks for no token")
     if path is None and systemd.has_unit("dashboard"):

@@ -1,11 +1,13 @@
-"""The checks of `fleetpulse doctor` on running units: whether they can read their secrets, and which configuration is
-in force. A reload that is refused leaves the one of before, and `systemctl reload` succeeds all the same."""
+"""The checks of `fleetpulse doctor` on units: whether those run that should, can read their secrets, and which
+configuration is in force. A reload that is refused leaves the one of before, and `systemctl reload` succeeds all the
+same."""
 
 from __future__ import annotations
 
 from os.path import realpath
 
 from pipeline.commands.checks import Check
+from pipeline.config.addresses import hide_in_text
 from pipeline.config.files import HOST
 from pipeline.config.sections import Config
 from pipeline.runtime import systemd
@@ -18,6 +20,25 @@ from pipeline.runtime.unit_rights import READ, Unreadable, find_unreadable
 SECRETS, IN_FORCE = "unit secrets", "in force"
 RELOADED = ("agent", "pipeline", "dashboard")
 """Services that read their configuration again, and show which one is in force."""
+
+
+def find_down(service: str, meaning: str) -> Check | None:
+    """Returns the failure of a unit that should run and does not, with its last reason; None if there is none."""
+    if not systemd.is_down(service):
+        return None
+    unit = f"fleetpulse-{service}"
+    fix = f"journalctl -u {unit}; correct what it says, then systemctl restart {unit}"
+    fix += f"; to keep it off: systemctl disable --now {unit}"
+    return Check(service, "fail", hide_in_text(systemd.explain_end(service)), meaning, fix)
+
+
+def check_executor(_: Config) -> Check:
+    """Checks that the executor runs, where its unit is enabled. Nothing else here says that it does not."""
+    if fault := find_down("executor", "approved acts are not carried out"):
+        return fault
+    if systemd.is_running("executor"):
+        return Check("executor", "ok", "its unit runs")
+    return Check("executor", "info", "no unit of it should run here")
 
 
 def check_unit_secrets(config: Config) -> Check | list[Check]:

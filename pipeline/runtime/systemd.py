@@ -26,7 +26,11 @@ HOST_UNITS = Path("/etc/systemd/system")
 CREDENTIALS = Path("/run/credentials")
 """Folder in which systemd gives each running unit copies of its secrets (LoadCredential= of systemd.exec(5))."""
 _SECOND_US = 1_000_000
-_PATIENCE_S = 5.0  # for systemctl; chosen: it takes some ms
+_PATIENCE_S = 5.0  # for systemctl and journalctl; chosen: they take some ms
+_STEPS = {"203": "EXEC", "217": "USER", "226": "NAMESPACE", "243": "CREDENTIALS"}
+"""Exit codes of systemd itself, of a program that it could not start (systemd.exec(5), "Process Exit Codes")."""
+_LONGEST = 400
+"""Longest line of a log in a message (characters). Chosen, as for the reason of a refused reload."""
 
 
 class SystemdNotifier:
@@ -153,6 +157,31 @@ def is_running(service: str) -> bool:
     return has_unit(service) and _ask_state(f"fleetpulse-{service}.service") in ("active", "reloading")
 
 
+def is_down(service: str) -> bool:
+    """Returns whether the unit of a service should run and does not. False where no systemd answers: not known."""
+    if not has_unit(service) or not is_expected(service):
+        return False
+    return _ask_state(f"fleetpulse-{service}.service") not in ("", "active", "reloading")
+
+
+def explain_end(service: str) -> str:
+    """Returns the state of a unit that does not run, how it ended, and the last line that it wrote into the log."""
+    wanted = "ActiveState,SubState,Result,ExecMainStatus,StatusText,InvocationID"
+    lines = _ask_manager("show", f"--property={wanted}", f"fleetpulse-{service}.service").splitlines()
+    shown = dict(line.split("=", 1) for line in lines if "=" in line)
+    parts = [f"its unit is {shown.get('ActiveState', '')} ({shown.get('SubState', '')})"]
+    if (result := shown.get("Result", "")) not in ("", "success"):
+        code = shown.get("ExecMainStatus", "")
+        parts.append(f"it ended with {result} {code}{f' ({_STEPS[code]})' if code in _STEPS else ''}")
+    if shown.get("StatusText"):
+        parts.append(f"its status: {shown['StatusText']}")
+    if shown.get("InvocationID"):
+        of_it = f"_SYSTEMD_INVOCATION_ID={shown['InvocationID']}"
+        if said := _ask("journalctl", "--quiet", "--no-pager", "--output=cat", "--lines=1", of_it):
+            parts.append(f"its last line: {' '.join(said.split())[:_LONGEST]}")
+    return "; ".join(parts)
+
+
 def read_status(service: str) -> str:
     """Returns the line that a service showed last (`systemctl status`); empty where no systemd answers."""
     return _ask_manager("show", "--property=StatusText", "--value", f"fleetpulse-{service}.service")
@@ -164,10 +193,15 @@ def _ask_state(unit: str) -> str:
 
 
 def _ask_manager(*words: str) -> str:
+    return _ask("systemctl", *words)
+
+
+def _ask(*words: str) -> str:
+    """Returns what a program of systemd prints; empty if there is none or it does not answer."""
     import subprocess  # the agent, which notifies systemd, needs none
 
     try:
-        done = subprocess.run(("systemctl", *words), capture_output=True, text=True, timeout=_PATIENCE_S)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()
