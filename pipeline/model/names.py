@@ -69,5 +69,14 @@ def quote_text(text: str) -> str:
     return short if len(text) <= _QUOTED else f"{short}..."
 
 
+def escape_text(text: str) -> str:
+    """Text with each invalid character as its escape: a message of an error shows it, a terminal does not obey it."""
+    return text if _is_clean(text) else "".join(c if _is_clean(c) else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def _is_clean(text: str) -> bool:
     return text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None)

@@ -75,9 +75,10 @@ def _parse_fabric(file: SourceFile) -> _Fabric:
 
 def _refuse_part(file: SourceFile, fabric: _Fabric) -> None:
     """Raises UsageError for an output that was cut: ibnetdiscover writes lines of each device that a port names."""
-    known = fabric.descriptions.keys() | fabric.hosts
     missing = {
-        guid: f"{kind}-{guid} ({text[:60]})" for kind, guid, _, text in fabric.ends.values() if guid not in known
+        guid: f"{kind}-{guid} ({text[:60]})"
+        for kind, guid, _, text in fabric.ends.values()
+        if guid not in (fabric.descriptions if kind == "S" else fabric.hosts)
     }
     if missing:
         shown = (

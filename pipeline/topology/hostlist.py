@@ -21,7 +21,8 @@ def expand_hosts(text: str) -> list[str]:
         pieces = _PART.split(item)
         if any(c in piece for piece in pieces[::2] for c in "[]") or len(pieces) > 2 * MAX_RANGES:
             raise ValueError(f"{item[:60]!r}: brackets that do not match")
-        choices = [list(_numbers(p)) if i % 2 else [p] for i, p in enumerate(pieces)]
+        # one more than the most, so that a short text does not become millions of names before they are counted
+        choices = [list(itertools.islice(_numbers(p), MAX_HOSTS + 1)) if i % 2 else [p] for i, p in enumerate(pieces)]
         size = 1
         for choice in choices:
             size *= len(choice)

@@ -31,6 +31,8 @@ ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 """Words in a role -> kind; the first that matches counts; roles are each site's own: `roles` comes first."""
+MAX_ENDS = 64
+"""Most terminations of an end of a cable, each of which meets each of the other end. Chosen: a breakout has eight."""
 _GONE = frozenset({"offline", "decommissioning", "inventory", "planned", "staged"})
 """Values of `status` of devices that are not in service (NetBox, DeviceStatusChoices; `failed` ones are)."""
 _POWERED = ("dcim.powerport", "dcim.poweroutlet", "dcim.powerfeed")
@@ -154,6 +156,8 @@ def _add_cable(
     found: SourceTopology, known: _Known, file: SourceFile, place: str, row: Mapping[str, Any], naming: Naming
 ) -> None:
     ends = [list(_cable_end(row, side, file, place)) for side in "ab"]
+    if (most := max(map(len, ends))) > MAX_ENDS:
+        raise file.fault(place, f"a cable with {most} terminations at one end", f"at most {MAX_ENDS}")
     facts = {"label": get_text(row, "label"), "type": get_text(row, "type"), "cable": get_text(row, "id")}
     for near, far in itertools.product(*ends):
         _join_ends(found, known, file, place, (near, far), facts)

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.model.topology import kind_of
-from pipeline.topology.source import Link, Naming, SourceFile, SourceTopology, add_link
+from pipeline.topology.source import MAX_NUMBER, Link, Naming, SourceFile, SourceTopology, add_link
 
 _VERSION = 1
+MAX_KEY_PARTS = 256
+"""Most dots before the `=` of a line: tomllib takes time with their square. Chosen: as a name has characters."""
 _REQUIRED = ("entity", "parent")
 
 
@@ -19,19 +21,16 @@ def read_toml(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
     """Lines of topology.toml: one table a kind, an entity and its parents a line; `[attributes]`, `[[link]]`."""
     found = SourceTopology()
     for file in files:
-        try:
-            table = tomllib.loads(file.text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise file.fault("", f"is not TOML: {error}", "a topology.toml") from error
+        table = _parse_toml(file)
         version = table.pop("version", None)
         if type(version) is not int or version != _VERSION:
-            raise file.fault("", f"version = {version!r}", f"version = {_VERSION}")
+            raise file.fault("", f"version = {_shown(version)}", f"version = {_VERSION}")
         attributes, links = table.pop("attributes", {}), table.pop("link", [])
         for kind, lines in table.items():
             for name, above in _pairs(file, f"[{kind}]", lines):
                 place = f'[{kind}] "{name[:60]}"'
                 if not isinstance(above, list) or not all(isinstance(p, str) for p in above):
-                    raise file.fault(place, f"is {str(above)[:60]!r}", 'a list of entities like "rack:r1"')
+                    raise file.fault(place, f"is {_shown(above)}", 'a list of entities like "rack:r1"')
                 found.define(file, place, naming.entity(kind, name), (_named(naming, p) for p in above))
         for entity, facts in _pairs(file, "[attributes]", attributes):
             if not isinstance(facts, dict):
@@ -39,6 +38,27 @@ def read_toml(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
             found.add(file, f'[attributes] "{entity[:60]}"', _named(naming, entity), (), **facts)
         _add_links(found, file, links, naming)
     return found
+
+
+def _parse_toml(file: SourceFile) -> dict[str, Any]:
+    for number, line in enumerate(file.text.splitlines(), 1):
+        if (parts := line.partition("=")[0].count(".")) > MAX_KEY_PARTS:
+            raise file.fault(f"line {number}", f"a key of {parts + 1} parts", f"at most {MAX_KEY_PARTS}")
+    try:
+        return tomllib.loads(file.text)
+    except RecursionError as error:
+        raise file.fault("", "TOML nested too deep", "a topology.toml") from error
+    except ValueError as error:  # also of a number of over 4,300 digits, which is no TOMLDecodeError
+        raise file.fault("", f"is not TOML: {error}", "a topology.toml") from error
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: of a list or a table, which may be huge or deep, and of a huge number, its type."""
+    if isinstance(value, list):
+        return f"a list with a {next((type(part).__name__ for part in value if not isinstance(part, str)), 'str')}"
+    if isinstance(value, dict):
+        return "a table"
+    return f"{value!r}" if not isinstance(value, int) or abs(value) <= MAX_NUMBER else "a number of over 64 bits"
 
 
 def _pairs(file: SourceFile, place: str, table: Any) -> Iterator[tuple[str, Any]]:

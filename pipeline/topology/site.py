@@ -45,6 +45,10 @@ Marks = tuple[tuple[str, int, int, int], ...]
 """(path, size, time in ns, inode) of the files of a source."""
 
 
+class ReaderError(UsageError):
+    """A reader failed in a way that it does not know; the cause has the traceback."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSetting:
     """A configured source. path: a file, or a folder whose files are read in order of name."""
@@ -63,9 +67,9 @@ def list_files(setting: SourceSetting) -> list[Path]:
             return [path]
         found = sorted(p for p in path.iterdir() if not p.name.startswith(".") and p.is_file())
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; expected a file or folder") from error
+        raise _fault(path, f"cannot be read: {error.strerror}", "a file or folder") from error
     if not 0 < len(found) <= MAX_FILES:
-        raise UsageError(f"{path}: {len(found)} files; expected 1 to {MAX_FILES:,}")
+        raise _fault(path, f"{len(found)} files", f"1 to {MAX_FILES:,}")
     return found
 
 
@@ -75,29 +79,46 @@ def read_source(setting: SourceSetting) -> SourceTopology:
     for path in list_files(setting):
         files.append(SourceFile(str(path), _read_text(path, MAX_BYTES - size)))
         size += len(files[-1].text)
-    found = READERS[setting.format](files, setting.naming)
+    found = _parse(setting, files)
     if setting.format in LINED:
         found.doubts += (f"{file.path}: its last line has no line break" for file in files if file.text[-1:] != "\n")
     if not found.parents:  # a token that lost its rights lists nothing, which is not a site without devices
-        raise UsageError(f"{setting.path}: names no device; expected at least one, or no such source")
+        raise _fault(setting.path, "names no device", "at least one, or no such source")
     return found
+
+
+def _parse(setting: SourceSetting, files: Sequence[SourceFile]) -> SourceTopology:
+    """What the files say. Raises UsageError, also where the reader fails in a way that it does not know: one source
+    must not stop the others, nor a start."""
+    try:
+        return READERS[setting.format](files, setting.naming)
+    except UsageError:
+        raise
+    except Exception as error:
+        found = f"the reader of {setting.format} failed: {type(error).__name__}: {error}"
+        expected = "a file of this format; if it is one, this is a fault of Fleetpulse: report it with the file"
+        raise ReaderError(str(_fault(setting.path, found, expected))) from error
+
+
+def _fault(path: Path, found: str, expected: str) -> UsageError:
+    return SourceFile(str(path), "").fault("", found, expected)
 
 
 def _read_text(path: Path, most: int) -> str:
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path}: is no regular file; expected a file")
+                raise _fault(path, "is no regular file", "a file")
             content = file.read(most + 1)
         if len(content) > most:
-            raise UsageError(f"{path}: too large; expected at most {MAX_BYTES >> 20} MiB in a source")
+            raise _fault(path, "too large", f"at most {MAX_BYTES >> 20} MiB in a source")
         if not content.strip():
-            raise UsageError(f"{path}: is empty; expected the topology of the site")
+            raise _fault(path, "is empty", "the topology of the site")
         return content.decode("utf-8")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; expected a file") from error
+        raise _fault(path, f"cannot be read: {error.strerror}", "a file") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 text: {error}; expected UTF-8") from error
+        raise _fault(path, f"is not UTF-8 text: {error}", "UTF-8") from error
 
 
 def read_marks(setting: SourceSetting) -> Marks:
@@ -129,7 +150,8 @@ class SiteTopology:
         return [s for s in self.settings if self._marks.get(s.name) != read_marks(s)]
 
     def read_changed(self) -> bool:
-        """Reads the sources that changed; returns whether anything that counts did. A bad one keeps its last content.
+        """Reads the sources that changed; returns whether anything that counts did. A bad one keeps its last content,
+        and stops none of the others.
 
         The marks are taken before the content, so that a change during the read is read again.
         """
@@ -146,7 +168,8 @@ class SiteTopology:
                 self.faults[setting.name] = str(error)
                 self.refusals[setting.name] = self.refusals.get(setting.name, 0) + 1
                 kept = "its last content counts" if setting.name in self.good else "it says nothing"
-                log.error("topology source %s refused, %s: %s", setting.name, kept, error)
+                failed = error.__cause__ if isinstance(error, ReaderError) else None
+                log.error("topology source %s refused, %s: %s", setting.name, kept, error, exc_info=failed)
             self._marks[setting.name] = marks
         self.reloads += changed
         return changed

@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.model.errors import UsageError
-from pipeline.model.names import find_entity_fault, quote_text
+from pipeline.model.names import clean_text, escape_text, find_entity_fault, find_name_fault, quote_text
 from pipeline.model.topology import kind_of
 
 MAX_ENTITIES = 2_000_000
 """Most lines of a source. Chosen: 12,500 nodes with 8 GPUs and 100 other parts each are 1,350,000."""
 MAX_PARENTS = 16
 """Most parents of an entity: as admission accepts from an inventory (docs/admission.md)."""
+MAX_PLACE, MAX_FOUND = 200, 400
+"""Most characters of a place and of what was found, in a message. Chosen: two names of the longest."""
+MAX_NUMBER = 2**63 - 1
+"""Largest number of an attribute: those of TOML and of the store have 64 bits."""
 MAX_REMARKS = 100
 """Remarks that are kept; more are counted. Chosen: what a person reads."""
 
@@ -30,8 +34,12 @@ class SourceFile:
 
     def fault(self, place: str, found: str, expected: str) -> UsageError:
         """The error for something wrong in this file."""
-        where = f"{self.path}: {place}" if place else self.path
-        return UsageError(f"{where}: {found}; expected {expected}")
+        where = f"{self.path}: {_shorten(place, MAX_PLACE)}" if place else self.path
+        return UsageError(escape_text(f"{where}: {_shorten(found, MAX_FOUND)}; expected {expected}"))
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,11 @@ class SourceTopology:
     places: dict[str, str] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)
 
-    def add(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
-        """Adds parents of an entity; those of an earlier line stay. Raises UsageError on a bad name."""
+    def add(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], /, **facts: object) -> None:
+        """Adds parents of an entity; those of an earlier line stay. Raises UsageError on a bad name.
+
+        facts: of any name, which a file gives, so that the other arguments have none.
+        """
         above = tuple(dict.fromkeys(parents))
         fresh = [name for name in (entity, *above) if name not in self._checked]
         if fresh and (fault := find_entity_fault(fresh)):
@@ -99,9 +110,23 @@ class SourceTopology:
         if len(self.parents) > MAX_ENTITIES:
             raise file.fault(place, f"over {MAX_ENTITIES:,} entities", "a smaller file")
         if shown := {name: value for name, value in facts.items() if value not in ("", None)}:
-            self.attributes.setdefault(entity, {}).update(shown)
+            self.attributes.setdefault(entity, {}).update(self._check_facts(file, place, shown))
 
-    def define(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], **facts: object) -> None:
+    def _check_facts(self, file: SourceFile, place: str, facts: Mapping[str, object]) -> dict[str, object]:
+        """Facts as they are stored, texts without invalid characters. Raises UsageError for what no JSON can be."""
+        names = facts.keys() - self._checked
+        if fault := find_name_fault(names):
+            raise file.fault(place, fault, "a name of an attribute like sku")
+        self._checked.update(names)
+        for name, value in facts.items():
+            for part in value if isinstance(value, list) else (value,):
+                is_number = isinstance(part, (int, float)) and abs(part) <= MAX_NUMBER
+                if not is_number and not isinstance(part, str):
+                    found = f"{name} is or contains {_describe(part)}"
+                    raise file.fault(place, found, "texts, numbers of 64 bits, true or false, or a list of them")
+        return {name: _clean(value) for name, value in facts.items()}
+
+    def define(self, file: SourceFile, place: str, entity: str, parents: Iterable[str], /, **facts: object) -> None:
         """Like `add`, for the one line that defines an entity: two of them that differ are duplicates."""
         before, above = self.places.setdefault(entity, place), tuple(dict.fromkeys(parents))
         if before != place and self.parents.get(entity) != above:
@@ -117,6 +142,16 @@ class SourceTopology:
             self.more_remarks += 1
 
 
+def _describe(value: object) -> str:
+    return "a number of over 64 bits" if isinstance(value, (int, float)) else f"a value of type {type(value).__name__}"
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, list):
+        return [_clean(part) for part in value]
+    return clean_text(value) if isinstance(value, str) else value
+
+
 Reader = Callable[[Sequence[SourceFile], Naming], SourceTopology]
 """Reads the files of a source. Raises UsageError."""
 
@@ -130,4 +165,5 @@ def add_link(found: SourceTopology, file: SourceFile, place: str, link: Link, ow
         own, switch = owners[near], owners[far]
         hangs_on = kind_of(own) == "node" and kind_of(switch) not in ("node", "pdu", "feed", "cdu")
         found.add(file, place, near, (own, switch) if hangs_on else (own,))
-    found.links.append(link)
+    facts = {clean_text(name): clean_text(value) for name, value in link.facts.items()}
+    found.links.append(Link(link.a, link.b, facts))

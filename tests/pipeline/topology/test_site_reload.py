@@ -6,10 +6,11 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from pipeline.commands.site_reload import CHECK_SECONDS, SiteReload
+from pipeline.commands.site_reload import CHECK_SECONDS, SiteReload, list_settings
 from pipeline.config.sections import Store
 from pipeline.config.topology import TopologyFiles, TopologySource
 from pipeline.ingest.entities import load_entities, load_topology
@@ -20,6 +21,8 @@ from pipeline.store.database import Database
 from pipeline.store.events import write_events
 from pipeline.store.retention import DAY, apply_bounds, drop_unnamed_entities
 from pipeline.store.topology_lines import list_ancestors, list_descendants, read_lines
+from pipeline.topology.own_files import read_csv
+from pipeline.topology.site import READERS, find_faults
 from tests.pipeline.topology.conftest import CONF
 from tests.until import until
 
@@ -147,6 +150,58 @@ def test_a_bad_file_changes_nothing_is_logged_counted_and_kept_through_a_restart
     site.pass_time(60)
     assert ("rack:r5", "csv") in site.parents("node:n1")
     assert site.reload.count()['fleetpulse_topology_source_refused{source="csv"}'] == 0
+
+
+def fail(files: object, naming: object) -> NoReturn:
+    raise KeyError("00000000000000aa")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_reader_that_fails_in_its_own_way_is_one_refused_source_and_stops_no_other_and_no_start(
+    site: RunningSite, is_known: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if is_known:
+        site.start()
+    monkeypatch.setitem(READERS, "csv", fail)  # the first source
+    if is_known:
+        site.write("csv", "entity,parent\nnode:n1,rack:r9\n")
+        site.write("slurm", "SwitchName=l7 Nodes=n1\n")
+        site.pass_time(60)
+    else:
+        site.start()
+    kept = [("rack:r1", "csv")] if is_known else []
+    assert site.parents("node:n1") == [*kept, ("leaf:l7" if is_known else "leaf:l1", "slurm")]
+    count = site.reload.count()
+    assert [count[f'fleetpulse_topology_{name}{{source="csv"}}'] for name in ("source_refused", "refusals_total")] == [
+        1,
+        1,
+    ]
+    message = (
+        f"{site.file('csv')}: the reader of csv failed: KeyError: '00000000000000aa'; expected a file of this "
+        "format; if it is one, this is a fault of Fleetpulse: report it with the file"
+    )
+    assert site.reload.site.faults == {"csv": message}
+    refused = [record for record in caplog.records if "refused" in record.message]
+    assert [message in record.message for record in refused] == [True]
+    assert refused[0].exc_info is not None  # the line of the reader, for us
+    site.pass_time(60)  # an unchanged file is not read again
+    assert site.reload.count()['fleetpulse_topology_refusals_total{source="csv"}'] == 1
+    site.start()
+    assert ("rack:r1", "csv") in site.parents("node:n1") or not is_known
+    monkeypatch.setitem(READERS, "csv", read_csv)
+    site.write("csv", "entity,parent\nnode:n1,rack:r5\n")
+    site.pass_time(60)
+    assert ("rack:r5", "csv") in site.parents("node:n1")
+    assert site.reload.count()['fleetpulse_topology_source_refused{source="csv"}'] == 0
+
+
+def test_the_doctor_and_the_check_name_a_source_whose_reader_fails(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(READERS, "csv", fail)
+    good, faults = find_faults(list_settings(site.files))
+    assert (list(good), list(faults)) == (["slurm"], ["csv"])
+    assert faults["csv"].startswith(f"{site.file('csv')}: the reader of csv failed: KeyError")
 
 
 def test_a_source_that_lost_most_of_its_entities_is_used_with_a_warning(
