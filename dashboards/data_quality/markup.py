@@ -263,8 +263,11 @@ def versions(found: Sequence[Version]) -> str:
     return (text if rows else "") + alike
 
 
-def destinations(found: Sequence[Destination], now: int) -> str:
-    """Returns the receivers of alerts with messages that wait and that were not delivered."""
+NO_RECEIVER = "No receiver is configured: alerts are shown here only. Add [[notify.webhooks]] to the configuration."
+
+
+def destinations(found: Sequence[Destination], now: int, empty: str = NO_RECEIVER) -> str:
+    """Returns the receivers of alerts with messages that wait and that were not delivered; `empty` without any."""
     tones = {"ok": "quiet", "unknown": "quiet", "failing": "degraded", "down": "critical"}
     rows = [
         (
@@ -278,7 +281,6 @@ def destinations(found: Sequence[Destination], now: int) -> str:
         for d in found
     ]
     head = ("Receiver", "State", "Last answer", "Last delivered", "Waiting", "Dead")
-    empty = "No receiver is configured: alerts are shown here only. Add [[notify.webhooks]] to the configuration."
     return linked.table(head, rows, empty, "Receivers of alerts", numbers=2)
 
 

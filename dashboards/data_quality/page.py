@@ -84,7 +84,8 @@ def _destinations() -> None:
     if answer.value is None:
         parts.draw_error(answer)
     else:
-        st.html(markup.destinations(answer.value, snapshot.now()))
+        parts.draw_problem(answer, "Delivery of alerts unknown.")
+        st.html(markup.destinations(answer.value, snapshot.now(), parts.last_known(markup.NO_RECEIVER, answer)))
         draw_dead_messages(answer.value)
 
 

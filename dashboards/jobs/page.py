@@ -130,14 +130,14 @@ def _details(
     left, right = st.columns(2, gap="medium")
     with left:
         st.html(linked.anchor("nodes") + common.section("Nodes"))
+        parts.draw_problem(fleet, "State of the nodes unknown.")
         st.html(markup.nodes(job, None if fleet.value is None else fleet.value.nodes))
     with right:
         end = now // TIME_GRID * TIME_GRID
         items = snapshot.fetch_timeline(job.job, end - EVENT_RANGE, end)
         st.html(linked.anchor("events") + common.section("Events", "of the last 24 h, and runs"))
+        parts.draw_problem(items, "Events unknown.")
         st.html(markup.events(detail, items.value or (), now))
-        if items.value is None and items.status != 404:
-            parts.draw_error(items)
 
 
 def _draw_strip(entity: str, job: Job, answer: CachedAnswer[Strip]) -> None:

@@ -116,6 +116,8 @@ def _ends(
         st.html(f'<div class="fp-narrow">{html.facts(_end_rows(detail, values.value, now))}</div>')
         if values.value is None:
             st.html(markup.notice(values.error, "critical", "No newest values."))
+        else:
+            parts.draw_problem(values, "Newest values unknown.")
     with right:
         st.html(markup.section("Far end", entity_name(peer) if peer else "not monitored"))
         if peer_detail is None:
@@ -259,10 +261,12 @@ def _happened(both: Ends, events: CachedAnswer[EventItems], now: int) -> None:
     if events.value is None:
         st.html(markup.notice(events.error, "critical", "No events."))
     else:
+        parts.draw_problem(events, "Newest events unknown.")
         rows = happened.rows(merge_events(both)[:MAX_EVENTS], now, both.here.entity)
-        st.html(
-            html.table(("Time", "Entity", "What", "Meaning"), rows, "Nothing happened in this time range.", "fp-events")
-        )
+        empty = "Nothing happened in this time range."
+        if events.error:  # only then: history is fetched once a minute
+            empty = parts.last_known(empty, events)
+        st.html(html.table(("Time", "Entity", "What", "Meaning"), rows, empty, "fp-events"))
     st.html(markup.section("Past incidents"))
     head = ("Onset", "Severity", "Title", "Duration", "Relation")
     st.html(html.table(head, past_rows(both, now), "No past incidents are stored."))

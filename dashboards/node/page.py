@@ -172,6 +172,7 @@ def _overview(detail: EntityDetail, values: CachedAnswer[Values], focus: EntityD
         if values.value is None:
             st.html(markup.notice(values.error, "critical", "No newest values."))
         else:
+            parts.draw_problem(values, "Newest values unknown.")
             _gpus(values.value, focus, now)
     with right:
         st.html(markup.section("Identity"))
@@ -355,9 +356,13 @@ def _happened(detail: EntityDetail, events: CachedAnswer[EventItems], now: int) 
     if found is None:
         st.html(markup.notice(events.error, "critical", "No events."))
     else:
+        parts.draw_problem(events, "Newest events unknown.")
         rows = happened.rows(found.items[:MAX_EVENTS], now, detail.entity)
         head = ("Time", "Entity", "What", "Meaning")
-        st.html(html.table(head, rows, "Nothing happened in this time range.", "fp-events fp-stacked"))
+        empty = "Nothing happened in this time range."
+        if events.error:  # only then: history is fetched once a minute
+            empty = parts.last_known(empty, events)
+        st.html(html.table(head, rows, empty, "fp-events fp-stacked"))
     st.html(markup.section("Past incidents"))
     columns = ("Onset", "Severity", "Title", "Duration", "Relation")
     st.html(html.table(columns, incident_rows.past_rows(detail.incidents, now), "No past incidents are stored."))
@@ -371,7 +376,10 @@ def _acts(node: str, now: int) -> None:
         return
     own = [act for act in answer.value.acts if node in act.targets or node in act.held]
     held = any(act.in_force and node in act.held for act in own)
-    st.html(markup.section("Acts", "held: the scheduler gives it no new work" if held else "not held by Fleetpulse"))
+    state = "held: the scheduler gives it no new work" if held else "not held by Fleetpulse"
+    st.html(markup.section("Acts", parts.last_known(state, answer)))
+    parts.draw_problem(answer, "Acts unknown.")
     head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
-    st.html(markup.table(head, acts.act_rows(own[:MAX_ACTS], now), "No act was proposed for this node."))
+    empty = parts.last_known("No act was proposed for this node.", answer)
+    st.html(markup.table(head, acts.act_rows(own[:MAX_ACTS], now), empty))
     st.html(link(routes.href("acts"), "All acts"))

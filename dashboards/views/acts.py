@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import streamlit as st
@@ -75,15 +76,19 @@ def _draw_list() -> None:
     if form := draw_popover(st, "Propose an act", "acts-new", primary=True, path="acts"):
         with form:
             draw_form(Draft("acts-new"), found.modes)
-    head = ("Act", "State", "Requested by", "Incident", "Since", "Reason")
+    head, none = (
+        ("Act", "State", "Requested by", "Incident", "Since", "Reason"),
+        partial(parts.last_known, answer=answer),
+    )
     open_ = [act for act in found.acts if act.open]
-    st.html(markup.section("Open", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), "No open acts."))
+    st.html(markup.section("Open", f"{len(open_):,}") + markup.table(head, act_rows(open_, now), none("No open acts.")))
     held = [act for act in found.acts if act.in_force and not act.open]
     st.html(markup.section("Holds in force", f"{len(held):,}"))
-    st.html(markup.table(head, act_rows(held, now), "No holds in force."))
+    st.html(markup.table(head, act_rows(held, now), none("No holds in force.")))
     over = [act for act in found.acts if act not in open_ and act not in held][:MAX_OVER]
     st.html(
-        markup.section("Closed", f"the newest {MAX_OVER}") + markup.table(head, act_rows(over, now), "No closed acts.")
+        markup.section("Closed", f"the newest {MAX_OVER}")
+        + markup.table(head, act_rows(over, now), none("No closed acts."))
     )
 
 
@@ -282,13 +287,17 @@ def _comment(act: Act) -> str:
 def draw_of_incident(incident: str, nodes: str) -> None:
     """Draws the acts of an incident, and the form of a new one, for the page of the incident."""
     open_proposed()
-    found = snapshot.fetch(parse_acts, "acts", incident=incident).value
+    answer = snapshot.fetch(parse_acts, "acts", incident=incident)
+    found = answer.value
     st.html(markup.section("Acts", "plan, guards, approval"))
+    parts.draw_problem(answer, "Acts unknown.")
     if found is None:
-        st.html(markup.notice("Acts unavailable."))
+        if answer.status == 404:
+            st.html(markup.notice("Acts unavailable."))
         return
     rows = [row[:3] for row in act_rows(list(found.acts), snapshot.now())]
-    st.html(markup.table(("Act", "State", "Requested by"), rows, "No act was proposed for this incident."))
+    empty = parts.last_known("No act was proposed for this incident.", answer)
+    st.html(markup.table(("Act", "State", "Requested by"), rows, empty))
     row = st.container(horizontal=True)
     if form := draw_popover(row, "Plan an act", "incident-act", path="acts"):
         with form:

@@ -41,36 +41,37 @@ def _body() -> None:
     detectors, mutes, now = snapshot.fetch_detectors(), snapshot.fetch_mutes(), snapshot.now()
     found = mutes.value or ()
     active = tuple(m for m in found if m.is_active(now))
+    both = parts.merge_age(detectors, mutes)
     text = "Detectors" if detectors.value is None or mutes.value is None else headline(detectors.value, active)
-    parts.draw_head(text, [], "", detectors, of_now=text != "Detectors")
-    parts.draw_error(detectors)
-    if mutes.value is None:
-        if detectors.value is not None:
-            parts.draw_error(mutes)
-    else:
-        st.html(markup.section("Active mutes", f"{len(active):,}"))
+    parts.draw_head(text, [], "", both, of_now=text != "Detectors")
+    parts.draw_error(detectors if detectors.error else mutes)
+    if mutes.value is not None:
+        st.html(markup.section("Active mutes", parts.last_known(f"{len(active):,}", mutes)))
         muting.draw_result(muting.LIST)
-        muting.draw_active(active, now)
+        muting.draw_active(active, mutes, now)
     if detectors.value is not None:
         _modes(detectors.value)
-        _list(detectors.value, active)
+        _list(detectors.value, None if mutes.error else active)
     if mutes.value is not None:
         st.html(markup.section("Expired mutes", f"the newest {MAX_EXPIRED}"))
         expired = tuple(m for m in found if not m.is_active(now))[:MAX_EXPIRED]
         head = ("Ended", "Detector", "Scope", "User", "Reason")
-        st.html(markup.table(head, muting.expired_rows(expired, now), "No expired mutes."))
+        empty = parts.last_known("No expired mutes.", mutes)
+        st.html(markup.table(head, muting.expired_rows(expired, now), empty))
 
 
-def _list(found: DetectorList, mutes: Sequence[Mute]) -> None:
-    """Draws the detectors, the chosen one first, each with links to its incidents and mutes."""
+def _list(found: DetectorList, mutes: Sequence[Mute] | None) -> None:
+    """Draws the detectors, the chosen one first, each with links to its incidents and mutes. mutes: None if unknown."""
     chosen = st.query_params.get("detector", "")
     budgets = snapshot.fetch(parse_budgets, "budget").value or {}
-    incidents = snapshot.fetch_incidents().value
+    listed = snapshot.fetch_incidents()
+    incidents = None if listed.error else listed.value
     ordered = sorted(found.detectors, key=lambda d: d.name != chosen)
     names = {d.name for d in ordered}
     if chosen and chosen not in names:
         st.html(markup.notice(f"Expected one of {', '.join(sorted(names))}.", "degraded", f"No detector {chosen}."))
     st.html(markup.section("Detectors", "required signals, blind spots, false alarm budget"))
+    parts.draw_problem(listed, "Incidents unknown.")
     for one in ordered:
         st.html(markup.detector(one, detector_links(one, incidents, mutes, budgets)))
         if one.name == chosen:
@@ -79,11 +80,11 @@ def _list(found: DetectorList, mutes: Sequence[Mute]) -> None:
 
 
 def detector_links(
-    one: Detector, incidents: Sequence[Incident] | None, mutes: Sequence[Mute], budgets: Mapping[str, str]
+    one: Detector, incidents: Sequence[Incident] | None, mutes: Sequence[Mute] | None, budgets: Mapping[str, str]
 ) -> list[Text]:
     """Returns links to a detector's incidents by tab, and texts about its mutes and page budget.
 
-    incidents: None if they are not known; then they are not counted.
+    incidents, mutes: None if they are not known; then they are not counted.
     """
     query = ListQuery(matchers=(f"detector={quote_value(one.name)}",))
     links: list[Text] = []
@@ -94,8 +95,11 @@ def detector_links(
         own = [i for i in incidents if i.detector == one.name]
         links.append(precision_text([i.life.feedback for i in own]))
         links.append(detection_text(own))
-    count = sum(m.detector in (one.name, "*") for m in mutes)
-    links.append(amount(count, "active mute", "active mutes"))
+    if mutes is None:
+        links.append("active mutes unknown")
+    else:
+        count = sum(m.detector in (one.name, "*") for m in mutes)
+        links.append(amount(count, "active mute", "active mutes"))
     if one.name in budgets:
         links.append(budgets[one.name])
     links.append(Link("Calibration", routes.href("detectors", detector=one.name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import streamlit as st
 
@@ -10,6 +11,7 @@ from dashboards import markup, routes, snapshot
 from dashboards.incident_list.component import sort_incidents
 from dashboards.links import Link, Text, entity_link, incident_link
 from dashboards.people_answers import Changed, Handover, Pending, parse_handover
+from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts
 from dashboards.words import SEVERITY, STATE, age, amount, clock, plain
 from pipeline.model.records import SECOND, Incident, from_iso, iso
@@ -50,7 +52,7 @@ def _body() -> None:
     tabs = [Link(name, routes.href("handover", since=name)) for name in SHIFTS]
     st.html(markup.tabs("Since", tabs, asked))
     if found is not None:
-        _draw(found, now)
+        _draw(found, answer, now)
 
 
 def headline(found: Handover) -> str:
@@ -61,26 +63,30 @@ def headline(found: Handover) -> str:
     )
 
 
-def _draw(found: Handover, now: int) -> None:
+def _draw(found: Handover, answer: CachedAnswer[Handover], now: int) -> None:
+    none = partial(parts.last_known, answer=answer)
     names = {i.id for i in (*found.open, *found.muted)} | {c.id for c in found.changed}
     st.html(
         markup.section("Pending", "pages that nobody acknowledged; acknowledgements and silences that end within 8 h")
     )
-    st.html(markup.table(("Time", "What", "About"), pending_rows(found.pending, names, now), "Nothing pending."))
+    pending = pending_rows(found.pending, names, now)
+    st.html(markup.table(("Time", "What", "About"), pending, none("Nothing pending.")))
     head = ("Severity", "Incident", "Cause", "Owner", "State", "Duration")
     more = f"; {found.in_storms:,} more in storms" if found.in_storms else ""
     st.html(markup.section("Open", f"{len(found.open):,}{more}"))
-    st.html(_limited(head, incident_rows(found.open, now), "No open incidents."))
+    st.html(_limited(head, incident_rows(found.open, now), none("No open incidents.")))
     st.html(markup.section("Muted", f"{amount(len(found.muted), 'incident', 'incidents')}"))
-    st.html(_limited(head, incident_rows(found.muted, now), "No muted incidents."))
+    st.html(_limited(head, incident_rows(found.muted, now), none("No muted incidents.")))
     rows: list[tuple[Text, ...]] = [
         (clock(s.until, now), Link(s.text or "everything", routes.href("silences", id=s.id)), s.author, s.reason)
         for s in found.silences
     ]
     st.html(markup.section("Silences and maintenance", f"{len(rows):,}"))
-    st.html(_limited(("Until", "Matchers", "User", "Reason"), rows, "Nothing is silenced."))
+    st.html(_limited(("Until", "Matchers", "User", "Reason"), rows, none("Nothing is silenced.")))
     st.html(markup.section("Changed", f"{len(found.changed):,} since {clock(found.since, now)}"))
-    st.html(_limited(("Time", "Incident", "State", "Changes"), changed_rows(found.changed, now), "Nothing changed."))
+    st.html(
+        _limited(("Time", "Incident", "State", "Changes"), changed_rows(found.changed, now), none("Nothing changed."))
+    )
 
 
 def _limited(head: tuple[str, ...], rows: Sequence[tuple[Text, ...]], empty: str) -> str:

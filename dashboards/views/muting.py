@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from dashboards import evidence, markup, snapshot
 from dashboards.answers import IncidentDetail, Mute
 from dashboards.client import ApiError
-from dashboards.views import silencing
+from dashboards.snapshot import CachedAnswer
+from dashboards.views import parts, silencing
 from dashboards.words import age, clock, detector_name, scope_name
 from pipeline.model.records import SECOND
 
@@ -81,14 +84,16 @@ def describe(mute: Mute, now: int) -> str:
 
 def draw_applying(detail: IncidentDetail, now: int) -> None:
     """Draws the active mutes that apply to an incident."""
-    for mute in evidence.active_mutes(detail, snapshot.fetch_mutes().value or (), now):
+    mutes = snapshot.fetch_mutes()
+    parts.draw_problem(mutes, "Mutes unknown.")
+    for mute in evidence.active_mutes(detail, mutes.value or (), now):
         st.html(markup.notice(f"{subject(mute)}, {describe(mute, now)}", "degraded", "Muted:"))
 
 
-def draw_active(mutes: tuple[Mute, ...], now: int) -> None:
-    """Draws each active mute with a button that ends it."""
+def draw_active(mutes: tuple[Mute, ...], answer: CachedAnswer[Any], now: int) -> None:
+    """Draws each active mute, which `answer` lists, with a button that ends it."""
     if not mutes:
-        st.html(markup.notice("No active mutes."))
+        parts.draw_last_known("No active mutes.", answer)
     for mute in mutes:
         left, right = st.columns([6, 1], vertical_alignment="center")
         left.html(markup.notice(describe(mute, now), "degraded", f"{subject(mute)},"))

@@ -4,7 +4,8 @@ state."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -17,6 +18,7 @@ from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from dashboards.words import clock
 from pipeline.model.records import SECOND
 
+T = TypeVar("T")
 MAX_MISSED = 3
 """Missed refreshes after which a response is out of date; same as in freshness.js."""
 
@@ -44,6 +46,27 @@ def statement(last_known: str, since: int | None, now: int) -> str:
     if since is None:
         return last_known
     return f"Unknown since {clock(since, now)}. Last known: {last_known[:1].lower()}{last_known[1:]}"
+
+
+def merge_age(answer: CachedAnswer[T], *others: CachedAnswer[Any]) -> CachedAnswer[T]:
+    """Returns `answer` with the age of the oldest of all answers and the error of the first that failed: for a
+    statement that needs all of them."""
+    every = (answer, *others)
+    failed = next((one for one in every if one.error), answer)
+    return replace(answer, fetched=min(one.fetched for one in every), error=failed.error, status=failed.status)
+
+
+def last_known(text: str, answer: CachedAnswer[Any]) -> str:
+    """Returns `text`, which `answer` says, or since when it is unknown whether it still holds."""
+    now = snapshot.now()
+    return statement(text, unknown_since(answer, snapshot.fetch_fleet_of(), now), now)
+
+
+def draw_last_known(text: str, answer: CachedAnswer[Any]) -> None:
+    """Draws a message that `answer` says as `last_known` has it."""
+    shown = last_known(text, answer)
+    known = shown == text
+    st.html(markup.notice(shown, "quiet" if known else "degraded", of_now=known))
 
 
 def draw_refreshing(body: Callable[[], None]) -> None:
@@ -98,6 +121,18 @@ def draw_error(answer: CachedAnswer[Any]) -> None:
         return
     heading = "No data." if answer.value is None else "Showing the last known state."
     place.html(markup.notice(answer.error, "critical", heading))
+
+
+def draw_problem(answer: CachedAnswer[Any], heading: str) -> None:
+    """Draws the error of one of several requests of a page, with what it leaves unknown; an empty place without one.
+
+    A 404 is an answer.
+    """
+    place = st.empty()
+    if answer.error and answer.status != 404:
+        known = answer.value is not None
+        last = f"Shown as of {clock(answer.fetched, snapshot.now())}: " if known else ""
+        place.html(markup.notice(f"{last}{answer.error}", "degraded" if known else "critical", heading))
 
 
 EMPTY_FLEET = (

@@ -14,6 +14,7 @@ from dashboards.client import ApiError
 from dashboards.json_values import require_list
 from dashboards.links import Link, Text, incident_link
 from dashboards.people_answers import Silence, parse_silence, parse_silences
+from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts, silencing
 from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
 from dashboards.words import age, amount, clock, plain
@@ -46,18 +47,20 @@ def _body() -> None:
         st.html(markup.notice(outcome.text, outcome.tone))
     if found is None:
         return
-    held = snapshot.fetch(parse_held, "incidents", show="muted").value or ()
+    held = snapshot.fetch(parse_held, "incidents", show="muted")
     chosen = st.query_params.get("id", "")
     current = [s for s in found if s.state != "expired"]
     current.sort(key=lambda s: (s.id != chosen, s.until))
     st.html(markup.section("In force and planned", f"{len(current):,}; those that end first come first"))
+    parts.draw_problem(held, "Incidents that are held back are unknown.")
     if not current:
-        st.html(markup.notice("No silences, maintenance windows or mutes are in force or planned."))
+        parts.draw_last_known("No silences, maintenance windows or mutes are in force or planned.", answer)
     for silence in current:
-        _draw_one(silence, [i for i in held if silence.id in i.life.silenced_by], now, silence.id == chosen)
+        _draw_one(silence, held, now, silence.id == chosen)
     ended = [s for s in found if s.state == "expired"][:MAX_EXPIRED]
     st.html(markup.section("Ended", f"the newest {MAX_EXPIRED}"))
-    st.html(markup.table(("Ended", "Kind", "Matchers", "User", "Reason"), ended_rows(ended, now), "Nothing has ended."))
+    head, empty = ("Ended", "Kind", "Matchers", "User", "Reason"), parts.last_known("Nothing has ended.", answer)
+    st.html(markup.table(head, ended_rows(ended, now), empty))
 
 
 def parse_held(table: Any) -> tuple[Incident, ...]:
@@ -159,7 +162,7 @@ def _send(
     return outcome
 
 
-def _draw_one(silence: Silence, held: Sequence[Incident], now: int, chosen: bool) -> None:
+def _draw_one(silence: Silence, held: CachedAnswer[tuple[Incident, ...]], now: int, chosen: bool) -> None:
     with st.container(border=True, key=f"silence-{silence.id}"):
         left, right = st.columns([4, 1.6], vertical_alignment="center")
         badges = [markup.badge(KINDS.get(silence.kind, silence.kind).upper(), "open" if chosen else "quiet")]
@@ -175,11 +178,13 @@ def _draw_one(silence: Silence, held: Sequence[Incident], now: int, chosen: bool
             _buttons(silence)
 
 
-def _held_line(silence: Silence, held: Sequence[Incident]) -> str:
+def _held_line(silence: Silence, held: CachedAnswer[tuple[Incident, ...]]) -> str:
     if silence.kind == "mute":
         return markup.chips([Link("Detectors and mutes", routes.href("detectors"))])
-    links: list[Text] = [incident_link(i.id, plain(i.summary)) for i in held]
-    return markup.chips(links, most=6) if links else markup.empty("Holds back no incident now.")
+    if held.value is None:
+        return markup.empty("What it holds back is unknown.")
+    links: list[Text] = [incident_link(i.id, plain(i.summary)) for i in held.value if silence.id in i.life.silenced_by]
+    return markup.chips(links, most=6) if links else markup.empty(parts.last_known("Holds back no incident now.", held))
 
 
 def describe(silence: Silence, now: int) -> str:
