@@ -15,7 +15,15 @@ import pytest
 from dashboards.pages import PAGES
 from dashboards.theme import PALETTES, Mode
 from tests.dashboards import test_dashboard_browser
-from tests.dashboards.conftest import Api, detector_table, mute_table, running_api, silence_table
+from tests.dashboards.conftest import (
+    Api,
+    detector_table,
+    finding_table,
+    incident_table,
+    mute_table,
+    running_api,
+    silence_table,
+)
 from tests.dashboards.device_tables import serve_node
 from tests.dashboards.facility_tables import facility_table
 from tests.dashboards.jobs_tables import answers as job_answers
@@ -37,6 +45,7 @@ QUERIES = {
 }
 NAMES = [entry.name for entry in PAGES]
 MORE = {
+    "incident-vote": "incident?id=S1",
     "fleet-table": "?table=1&selection=node:n003&selection=node:n004",
     "jobs-list": "jobs?",
     "acts-list": "acts?",
@@ -84,6 +93,13 @@ def serve_everything(api: Api) -> None:
     api.answers["acts/ACT-1"] = act_table()
     api.mutes, api.silences = [mute_table("m1")], [silence_table("s1"), silence_table("s2", "maintenance")]
     api.panel = {"detectors": [detector_table(), detector_table(name="sdc", enabled=False)], "modes": []}
+    api.incidents["S1"] = {**api.incidents["A1"], **incident_table("S1", detector="sdc"), "findings": [vote_table()]}
+
+
+def vote_table() -> dict[str, Any]:
+    """Returns a finding of a wrong result, which its page shows beside the result of the others."""
+    digests = {"digest": "5f3a9c01d2e44b70", "expected": "5f3a77aad2e44b70", "peers": 7, "agreeing": 7}
+    return finding_table(entity="gpu:n003.1", detector="sdc", evidence=digests)
 
 
 @pytest.fixture(scope="module")
