@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def see_node(hand: Hand) -> None:
     hand.open("gpu")
     hand.click(hand.page.locator("main a[href*='node?entity=node']"))
     hand.see(hand.page.locator(".panel canvas, a.cell canvas"))
-    hand.see("6 h 00 min")
+    hand.see(hand.page.locator(".fp-below", has_text=re.compile(r" to now, .+ \(6 h 00 min\)")))
 
 
 def compare_gpu(hand: Hand) -> None:

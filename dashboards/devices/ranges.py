@@ -122,8 +122,13 @@ def _draw_notice(chosen: TimeRange, now: int, key: str) -> None:
 
 
 def describe(chosen: TimeRange, now: int) -> str:
-    """Returns the range in words: `16:20:00Z to now, 22:20:00Z (6 h 00 min)`; with dates unless both ends are today."""
+    """Returns the range in words: `16:20:00Z to now, 22:20:00Z (6 h 00 min)`; with dates unless both ends are today.
+
+    A range up to now is the chosen length before now: a chart's first point, which is on a whole step, is up to one
+    point later.
+    """
     end = min(chosen.end, now)
-    today = are_today((chosen.start, end), now)
-    first, last = (clock(time, now) if today else dated(time) for time in (chosen.start, end))
-    return f"{first} to {'now, ' * (chosen.end >= now)}{last} ({age((end - chosen.start) / SECOND)})"
+    start = now - RANGES[chosen.name] if chosen.name else chosen.start
+    today = are_today((start, end), now)
+    first, last = (clock(time, now) if today else dated(time) for time in (start, end))
+    return f"{first} to {'now, ' * (chosen.end >= now)}{last} ({age((end - start) / SECOND)})"

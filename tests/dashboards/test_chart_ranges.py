@@ -68,6 +68,24 @@ def test_a_range_is_dated_unless_it_is_of_today(start: int, end: int, text: str)
     assert ranges.describe(TimeRange(NOW + start * HOUR, NOW + end * HOUR, ""), NOW) == text
 
 
+@pytest.mark.parametrize("now", [LATE, NOW, NOW + 1])
+@pytest.mark.parametrize(("name", "length"), [("1h", "1 h 00 min"), ("6h", "6 h 00 min"), ("30d", "30 d 0 h")])
+def test_a_range_up_to_now_has_the_chosen_length(name: str, length: str, now: int) -> None:
+    chosen = TimeRange(*requests.recent_span(ranges.RANGES[name], now), name)
+    text = ranges.describe(chosen, now)
+    assert text.endswith(f"({length})")
+    first, _, last = text.partition(" to now, ")
+    assert first.endswith(iso(now - ranges.RANGES[name])[11:19] + "Z")
+    assert last.startswith((iso(now)[:10], iso(now)[11:19]))
+
+
+@pytest.mark.parametrize("script", [explore_script, node_script])
+def test_a_page_says_the_chosen_length(api: Any, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_node(api)
+    monkeypatch.setattr("dashboards.snapshot.now", lambda: LATE)
+    assert "to now, 11:59:59Z (6 h 00 min)" in shown(page(script, **ASKED))
+
+
 ASKED = {"entity": "node:n003", "signal": "gpu.power", "live": "0"}
 
 
