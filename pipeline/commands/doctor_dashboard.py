@@ -3,6 +3,8 @@ revoked login."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.commands.checks import Check
 from pipeline.commands.doctor_units import find_down
 from pipeline.commands.installed import is_node
@@ -11,8 +13,9 @@ from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.http.token_lines import read_token_lines
 from pipeline.model.errors import FleetpulseError
+from pipeline.model.roles import ROLES
 from pipeline.runtime import systemd
-from pipeline.runtime.credentials import is_copy
+from pipeline.runtime.credentials import is_copy, list_handed_out
 
 NAME = "dashboard"
 AS_ROOT = "run doctor as root, which reads the file"
@@ -38,16 +41,44 @@ def check_dashboard(config: Config) -> Check:
     try:
         first = next(iter(read_token_lines(path)), "")
     except (OSError, UnicodeDecodeError) as error:
+        if is_copy(path) and not systemd.is_running(NAME):
+            return Check(NAME, "info", "its unit is off: the copy of its token exists while it runs")
         fix = f"systemctl daemon-reload && systemctl restart {path.parent.name}" if is_copy(path) else AS_ROOT
         return Check(NAME, "fail", f"[dashboard] token_file {path} cannot be read: {error}", meaning, fix)
+    return _ask_api(config, path, first.rpartition(":")[2])
+
+
+def _ask_api(config: Config, path: Path, token: str) -> Check:
+    """Asks the API for data with the dashboard's token, and with a login what that token may do for people."""
+    has_login = config.dashboard.oidc is not None or config.dashboard.proxy_login is not None
     try:
-        status, _ = client.get(config, "/api/v1/fleet", token=first.rpartition(":")[2])
+        status, _ = client.get(config, "/api/v1/fleet", token=token)
+        known, rights = client.get(config, "/api/v1/whoami", token=token) if has_login else (0, {})
     except FleetpulseError as error:
         return Check(NAME, "info", f"not known: {error}")
+    fix, found = _suggest_token(config, path, has_login), f"[dashboard] token_file {path}"
     if status in (401, 403):
-        found = f"[dashboard] token_file {path}: the API refuses its first token (HTTP {status})"
-        return Check(NAME, "fail", found, meaning, "fleetpulse token list; a token of a viewer, first in that file")
+        meaning = "the pages of the dashboard show no data"
+        return Check(NAME, "fail", f"{found}: the API refuses its first token (HTTP {status})", meaning, fix)
+    if known == 200 and not rights["on_behalf_of"]:
+        found += f": its first token, of {rights['name']}, may not act on behalf of others"
+        meaning = "every request of a person who logs in is refused (HTTP 403): the pages show no data"
+        return Check(NAME, "fail", found, meaning, fix)
+    highest = max(config.dashboard.roles.values(), key=ROLES.index, default="viewer")
+    if known == 200 and ROLES.index(rights["role"]) < ROLES.index(highest):
+        found += f": its first token is {rights['role']}, and [dashboard] roles has {highest}"
+        return Check(NAME, "warn", found, f"no one who logs in may do more than {rights['role']}", fix)
     return Check(NAME, "ok", "the API accepts its token")
+
+
+def _suggest_token(config: Config, path: Path, has_login: bool) -> str:
+    """Returns how to get the token that the dashboard needs: with a login one that names people."""
+    handed_out = list_handed_out().get(path)
+    place = f"as the first line of {handed_out.file if handed_out else path}"
+    again = "; then systemctl restart fleetpulse-dashboard" if is_copy(path) else ""
+    if not has_login:
+        return f"fleetpulse token list; a token of a viewer, dashboard:TOKEN {place}{again}"
+    return f"fleetpulse token create dashboard --role admin --on-behalf-of --days 0; dashboard:TOKEN {place}{again}"
 
 
 def check_login(config: Config) -> Check:

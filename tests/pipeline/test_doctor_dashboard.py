@@ -6,17 +6,19 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.commands.doctor_dashboard import check_dashboard, check_login
 from pipeline.commands.units import install_units
-from pipeline.config.dashboard import Dashboard, Oidc
+from pipeline.config.dashboard import Dashboard, Oidc, ProxyLogin
 from pipeline.config.sections import Api, Config
-from pipeline.runtime import systemd
+from pipeline.runtime import credentials, systemd
 from tests.pipeline.api.test_api_acts import Served
 
 ROOT = Path(__file__).parents[2]
+OIDC = {"oidc": Oidc("https://id.example.org", "f", Path("s"))}
 
 
 @pytest.fixture
@@ -36,6 +38,49 @@ def test_a_token_that_the_api_accepts_is_ok_and_another_one_fails(served: Served
     assert (found.state, "the API refuses its first token (HTTP 401)" in found.found) == ("fail", True)
     file.unlink()
     assert "cannot be read" in check_dashboard(config).found
+
+
+@pytest.mark.parametrize(
+    ("token", "state", "found"),
+    [
+        ("dashboard", "ok", "the API accepts its token"),
+        ("viewer", "fail", "its first token, of viewer, may not act on behalf of others"),
+        ("board", "warn", "its first token is operator, and [dashboard] roles has admin"),
+        ("gone", "fail", "the API refuses its first token (HTTP 401)"),
+    ],
+)
+@pytest.mark.parametrize("login", [OIDC, {"proxy_login": ProxyLogin("X-User", "X-Groups")}])
+def test_with_a_login_its_token_must_name_people(
+    served: Served, tmp_path: Path, login: Any, token: str, state: str, found: str
+) -> None:
+    """With the token of a viewer, which the fix was, each person got 403 and the check was ok."""
+    made = served.tokens | {"gone": "0" * 32}
+    made["board"] = served.token(tmp_path, "board", "operator", on_behalf_of=True)  # type: ignore[no-untyped-call]
+    file = tmp_path / "dashboard-token"
+    file.write_text(f"dashboard:{made[token]}\n")
+    board = Dashboard(token_file=file, roles={"sre": "operator", "root": "admin"}, **login)
+    check = check_dashboard(dataclasses.replace(served.config, dashboard=board))
+    assert (check.state, check.found.endswith(found)) == (state, True), check.found
+    fix = "fleetpulse token create dashboard --role admin --on-behalf-of --days 0; dashboard:TOKEN as the first line of"
+    assert check.fix == ("" if state == "ok" else f"{fix} {file}")
+
+
+def test_the_token_of_a_copy_is_written_into_the_file_that_it_is_made_from(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy ends with its unit: one of a unit that is off is no fault."""
+    units, source = tmp_path / "units", tmp_path / "dashboard-token"
+    for module, name, value in ((credentials, "CREDENTIALS", tmp_path), (credentials, "DROP_INS", units)):
+        monkeypatch.setattr(module, name, value)
+    copy = tmp_path / "fleetpulse-dashboard.service" / "dashboard-token"
+    (units / "fleetpulse-dashboard.service.d").mkdir(parents=True)
+    drop_in = f"[Service]\nLoadCredential=dashboard-token:{source}\n"
+    (units / "fleetpulse-dashboard.service.d" / "login.conf").write_text(drop_in)
+    config = dataclasses.replace(served.config, dashboard=Dashboard(token_file=copy))
+    assert (check_dashboard(config).state, "its unit is off" in check_dashboard(config).found) == ("info", True)
+    copy.parent.mkdir()
+    copy.write_text(f"dashboard:{'0' * 32}\n")
+    assert check_dashboard(config).fix.endswith(f"first line of {source}; then systemctl restart fleetpulse-dashboard")
 
 
 @pytest.mark.parametrize(
