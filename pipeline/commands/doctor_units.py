@@ -15,7 +15,7 @@ from pipeline.runtime.credentials import list_handed_out
 from pipeline.runtime.guides import guide
 from pipeline.runtime.reload import read_force
 from pipeline.runtime.systemd import CREDENTIALS, HOST_UNITS
-from pipeline.runtime.unit_rights import READ, Unreadable, find_unreadable
+from pipeline.runtime.unit_rights import READ, SHARED, Unreadable, find_unreadable, name_variable
 
 SECRETS, IN_FORCE = "unit secrets", "in force"
 RELOADED = ("agent", "pipeline", "dashboard")
@@ -59,9 +59,13 @@ def _describe_unreadable(one: Unreadable) -> Check:
     source = handed_out.file if handed_out else one.path
     found = f"{one.key} = '{one.path}': the user of {unit} cannot read it"
     meaning = f"a reload of the {one.service} is refused, and after a stop it does not start"
+    lines, key, more = f"LoadCredential={one.path.name}:{source}", f'the key: "{copy}"', ("security.md", "Secrets")
+    if one.key.partition(".")[0] in SHARED:
+        lines += f" and Environment={name_variable(one.key)}={copy}"
+        key, more = "the key stays as it is, for the other units", ("kafka.md", "Login")
     fix = (
-        f'LoadCredential={one.path.name}:{source} below [Service] in {drop_in}; the key: "{copy}"; then systemctl '
-        f"daemon-reload && systemctl restart fleetpulse-{one.service} ({guide('security.md', 'Secrets')})"
+        f"{lines} below [Service] in {drop_in}; {key}; then systemctl daemon-reload && systemctl restart "
+        f"fleetpulse-{one.service} ({guide(*more)})"
     )
     if one.owner:
         fix = f"chown {one.owner} {one.path.parent}/*.key"

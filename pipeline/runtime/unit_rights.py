@@ -31,6 +31,8 @@ READ: Mapping[str, tuple[str, ...]] = {
     "executor": ("acts", "executor"),
 }
 """Service -> sections of which it reads the secret files."""
+SHARED = ("kafka",)
+"""Sections that several units read: a key of them cannot name the copy of one, so that each unit sets it for itself."""
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Folders that units do not see as others do: ProtectHome= and PrivateTmp= of systemd.exec(5)."""
 NODE_KEYS = "kafka.node_keys"
@@ -72,12 +74,17 @@ def find_unreadable(config: Config, service: str) -> list[Unreadable]:
     sections = set(READ[service]) - (set() if config.pipeline.transport == "kafka" else {"kafka"})
     found = []
     for key, named in list_named_secrets(config).items():
-        path = Path(rights.variables.get(f"FLEETPULSE__{key.upper().replace('.', '__')}", named))
+        path = Path(rights.variables.get(name_variable(key), named))
         if key.partition(".")[0] in sections and not _may_read(path, unit, rights):
             found.append(Unreadable(service, key, path))
     keys = list_node_keys(config.kafka.node_keys) if "kafka" in sections else []
     first = next((path for path in keys if not _may_read(path, unit, rights)), None)
     return found + ([Unreadable(service, NODE_KEYS, first, _name_user(rights.uid))] if first else [])
+
+
+def name_variable(key: str) -> str:
+    """Returns the variable of the environment that goes before a key of the configuration."""
+    return f"FLEETPULSE__{key.upper().replace('.', '__')}"
 
 
 def _name_user(uid: int) -> str:

@@ -130,6 +130,10 @@ def test_a_key_that_the_unit_sets_counts_as_the_unit_has_it_and_the_owner_and_ca
         f"kafka.password_file = '{password}': the user of fleetpulse-{unit}.service cannot read it"
         for unit in ("agent", "pipeline")
     ]
+    for unit, (_, _, fix) in zip(("agent", "pipeline"), of_units(config, "unit secrets"), strict=True):
+        variable = f"FLEETPULSE__KAFKA__PASSWORD_FILE=/run/credentials/fleetpulse-{unit}.service/kafka.password"
+        assert fix.startswith(f"LoadCredential=kafka.password:{password} and Environment={variable} below")
+        assert "the key stays as it is" in fix, "one key, two units"
     host.write_drop_in("agent", "AmbientCapabilities=CAP_SYS_PTRACE CAP_DAC_READ_SEARCH")
     variable = "FLEETPULSE__KAFKA__PASSWORD_FILE=/run/credentials/fleetpulse-pipeline.service/kafka.password"
     host.write_drop_in("pipeline", f"LoadCredential=kafka.password:{password}", f"Environment={variable}")
