@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from pipeline.model.names import clean_text
+from pipeline.model.names import clean_text, quote_text
 from pipeline.model.switch_names import AGGREGATION, unique_switch_names
 from pipeline.topology.documents import parse_json
 from pipeline.topology.source import Link, Naming, SourceFile, SourceTopology, add_link
@@ -25,6 +25,8 @@ _PORT = re.compile(
 _HOST = re.compile(r'(?:Ca|Rt)\s+\d{1,3} (?:"[HR]-([0-9a-f]{16})")?')
 _FACT = re.compile(r"(vendid|devid|sysimgguid|switchguid|caguid|rtguid)=")
 _ADAPTER = re.compile(r"([A-Za-z0-9._-]{1,900})[ /:]+((?:mlx|HCA|ib|bnxt|hfi|irdma|efa)[A-Za-z0-9_-]{0,40})", re.ASCII)
+_OF_SWITCHES = frozenset({"Bridge", "Router"})
+"""Capabilities of switches, as lldpd names them (others: Other, Repeater, Wlan, Tel, Docsis, Station)."""
 MAX_LINE = 1024
 """Longest line. Chosen: a line with two full descriptions has 240 characters."""
 
@@ -129,17 +131,20 @@ def read_lldp(files: Sequence[SourceFile], naming: Naming) -> SourceTopology:
             if not isinstance(answer, dict) or "lldp" not in answer:
                 raise file.fault(name[:60], "has no `lldp`", "the output of lldpcli -f json show neighbors")
             node = naming.entity("node", name)
-            for port, switch, far in _neighbors(answer["lldp"]):
+            for port, switch, far, is_host in _neighbors(answer["lldp"]):
+                place = f"{name[:60]} {port[:40]}"
+                if is_host:
+                    found.remark(f"{place}: neighbor {quote_text(switch)} left out: neither bridge nor router")
+                    continue
                 near, other = (f"port:{node.partition(':')[2]}.{port}", f"port:{switch}.{far}")
                 leaf = naming.entity("leaf", switch)
-                place = f"{name[:60]} {port[:40]}"
                 add_link(found, file, place, Link(near, other), {near: node, other: leaf})
                 found.add(file, place, leaf, ())
     return found
 
 
-def _neighbors(lldp: Any) -> Iterator[tuple[str, str, str]]:
-    """(interface, switch, its port); the shapes of lldpcli's json and json0 (lldpctl(8))."""
+def _neighbors(lldp: Any) -> Iterator[tuple[str, str, str, bool]]:
+    """(interface, neighbor, its port, whether it is no switch); the shapes of lldpcli's json and json0 (lldpctl(8))."""
     for part in _several(lldp):
         for entry in _several(_inside(part, "interface")):
             if not isinstance(entry, dict):
@@ -147,9 +152,9 @@ def _neighbors(lldp: Any) -> Iterator[tuple[str, str, str]]:
             named = [(_word(entry.get("name")), entry)] if "chassis" in entry else list(entry.items())
             for name, facts in named:
                 for one in _several(facts):
-                    switch, far = _switch_of(_inside(one, "chassis")), _port_of(_inside(one, "port"))
-                    if name and switch and far:
-                        yield name, switch, far
+                    chassis, far = _inside(one, "chassis"), _port_of(_inside(one, "port"))
+                    if name and far and (switch := _switch_of(chassis)):
+                        yield name, switch, far, _is_host(chassis)
 
 
 def _switch_of(chassis: Any) -> str:
@@ -157,6 +162,18 @@ def _switch_of(chassis: Any) -> str:
     if not isinstance(first, dict):
         return ""
     return _word(first.get("name")) if "id" in first else clean_text(str(next(iter(first), ""))).strip()
+
+
+def _is_host(chassis: Any) -> bool:
+    """Whether a neighbor states capabilities and none is a switch's. Those that are enabled count, else all: without
+    any, as of a switch with an old or terse agent, it is taken for a switch."""
+    facts = next(iter(_several(chassis)), None)
+    if isinstance(facts, dict) and "id" not in facts:  # by name
+        facts = next(iter(_several(next(iter(facts.values()), None))), None)
+    stated = [one for one in _several(_inside(facts, "capability")) if isinstance(one, dict)]
+    kinds = {_word(one.get("type")) for one in stated if one.get("enabled") is True}
+    kinds = kinds or {_word(one.get("type")) for one in stated}
+    return bool(kinds) and not kinds & _OF_SWITCHES
 
 
 def _port_of(port: Any) -> str:

@@ -146,7 +146,7 @@ def _parse_line(file: SourceFile, number: int, line: str) -> Mapping[str, str]:
     if first not in _KEYS or not values[first]:
         raise file.fault(f"line {number}", f"{line[:60]!r}", _EXPECTED)
     if unknown := set(values) - {first, *_KEYS[first]}:
-        raise file.fault(f"line {number}", f"key {sorted(unknown)[0]!r}", f"{', '.join(_KEYS[first])}")
+        raise file.fault(f"line {number}", f"key {sorted(unknown)[0]!r}", ", ".join(_KEYS[first]) or f"{first} alone")
     return values
 
 

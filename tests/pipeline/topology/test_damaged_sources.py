@@ -136,6 +136,7 @@ HOST = 'Ca 1 "H-00000000000000aa"  # "n1 mlx5_0"\n[1](00000000000000ab) "S-00000
         ("slurm_yaml", SLURM_YAML.format("a\n  topology: b"), r"line 2: key 'topology' again; expected each key once"),
         ("slurm_yaml", "- ? [a]\n  : b\n", r"line 1: a key that is a list or an object; expected a text as key"),
         ("slurm", "SwitchName=a Switches=,\n", "line 1: switch 'a' with neither; expected nodes or switches"),
+        ("slurm", "BlockSizes=2 Nodes=a\n", "line 1: key 'nodes'; expected blocksizes alone"),
         ("slurm", "SwitchName=, Nodes=a\n", "line 1: no name of a switch; expected SwitchName=NAME"),
         ("toml", f"version = {HUGE}\n", "version = a number of over 64 bits; expected version = 1"),
         ("toml", f"version = {'9' * 5000}\n", "is not TOML: Exceeds the limit .*; expected a topology.toml"),

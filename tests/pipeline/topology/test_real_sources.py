@@ -140,9 +140,19 @@ def test_the_neighbors_of_a_real_lldpd_are_read_in_both_of_its_formats() -> None
             configure(1, "lldp", "portidsubtype", "local", "Ethernet9")
             return shown(socket, "json")
 
-        until(lambda: "leaf-real" in (text := told_again()) and "Ethernet9" in text, 60)
-        texts = {form: shown(socket, form) for form in ("json", "json0")}
-    for text in texts.values():
+        def captured() -> list[str]:
+            until(lambda: "leaf-real" in (text := told_again()) and "Ethernet9" in text, 60)
+            return [shown(socket, form) for form in ("json", "json0")]
+
+        hosts = captured()  # a Linux host: Station is enabled, Bridge and Router are not
+        configure(1, "system", "capabilities", "enabled", "bridge,router")
+        until(lambda: read("lldp", shown(socket, "json"), path="neighbors/n042.json").parents, 60)
+        texts = captured()
+    for text in hosts:
+        found = read("lldp", text, path="neighbors/n042.json")
+        assert (found.parents, found.links) == ({}, [])
+        assert found.remarks == ["n042 host0: neighbor 'leaf-real' left out: neither bridge nor router"]
+    for text in texts:
         found = read("lldp", text, path="neighbors/n042.json")
         assert found.parents["port:n042.host0"] == ("node:n042", "leaf:leaf-real")
         assert found.parents["port:leaf-real.Ethernet9"] == ("leaf:leaf-real",)

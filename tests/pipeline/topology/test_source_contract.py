@@ -190,6 +190,38 @@ def test_an_output_of_ibnetdiscover_that_was_cut_after_any_of_its_lines_is_refus
     )
 
 
+BRIDGE_OFF, STATION_ON, STATION_OFF = (
+    {"type": kind, "enabled": is_on} for kind, is_on in (("Bridge", False), ("Station", True), ("Station", False))
+)
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_leaf"),
+    [
+        (None, True),
+        ([], True),
+        ([{"type": "Bridge", "enabled": True}, STATION_OFF], True),
+        ({"type": "Router", "enabled": True}, True),  # of one, lldpcli's json writes no list
+        ([{"type": "Bridge", "enabled": True}, STATION_ON], True),
+        ([BRIDGE_OFF, STATION_OFF], True),
+        ([BRIDGE_OFF, STATION_ON], False),
+        (STATION_ON, False),
+        (STATION_OFF, False),
+        ([{"type": "Tel", "enabled": True}], False),
+    ],
+)
+def test_a_neighbor_that_is_neither_bridge_nor_router_is_no_leaf(capability: object, is_leaf: bool) -> None:
+    port = {"id": {"type": "ifname", "value": "eth0"}}
+    said = {} if capability is None else {"capability": capability}
+    by_name = {"via": "LLDP", "chassis": {"far": {"id": {"type": "mac", "value": "52:54:00:00:00:01"}, **said}}}
+    listed = {"name": "eth1", "chassis": [{"id": [{"type": "mac", "value": "x"}], "name": [{"value": "far"}], **said}]}
+    entries = [{"eth1": {**by_name, "port": port}}, {**listed, "port": [port]}]
+    for entry in entries:
+        found = read("lldp", json.dumps({"n1": {"lldp": {"interface": [entry]}}}))
+        assert ("leaf:far" in found.parents, len(found.links)) == (is_leaf, int(is_leaf))
+        assert found.remarks == ([] if is_leaf else ["n1 eth1: neighbor 'far' left out: neither bridge nor router"])
+
+
 @pytest.mark.parametrize(
     ("format_", "text"),
     [
