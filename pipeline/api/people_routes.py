@@ -243,14 +243,18 @@ class Audit(Strict):
 people_router = APIRouter(prefix="/api/v1")
 
 
+MAX_DIGITS = 18
+"""Most digits of a version: those of every number of 64 bits."""
+
+
 def read_version(request: Request) -> int | None:
     """Returns the version in `If-Match`, None without it. Raises HTTPException."""
     given = request.headers.get("if-match")
     if given is None or given.strip() == "*":
         return None
     text = given.strip().removeprefix("W/").strip('"')
-    if not text.isdecimal():
-        raise HTTPException(400, f"If-Match: {given!r}: expected the version of an earlier answer")
+    if not text.isdecimal() or len(text) > MAX_DIGITS:
+        raise HTTPException(400, f"If-Match: {given[:64]!r}: expected the version of an earlier answer")
     return int(text)
 
 

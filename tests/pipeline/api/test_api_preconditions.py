@@ -119,6 +119,23 @@ def test_a_write_with_another_version_is_refused_wherever_there_are_versions(sit
     assert call("POST", "/calibration", {"action": "unpin"}).headers["etag"] == '"2"'
 
 
+@pytest.mark.parametrize(
+    "version", ["soon", '"-1"', '"1", "2"', "", '"' + "9" * 19 + '"', '"' + "9" * 5000 + '"', "9" * 100_000]
+)
+def test_a_version_that_is_none_is_400_with_a_short_text_and_nothing_is_written(site, call, version):
+    page = site.report("gpu:n0.0")
+    answer = call("POST", f"/incidents/{page}/comment", {"comment": "x"}, If_Match=version)
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == f"If-Match: {version[:64]!r}: expected the version of an earlier answer"
+    assert call("GET", f"/incidents/{page}").json()["version"] == 1
+
+
+def test_a_version_of_64_bits_is_only_another_one(site, call):
+    page = site.report("gpu:n0.0")
+    answer = call("POST", f"/incidents/{page}/comment", {"comment": "x"}, If_Match='"' + "9" * 18 + '"')
+    assert answer.status_code == 412
+
+
 @pytest.mark.parametrize("path", ["/budget/hot/reset", "/nodes/n0/decommission", "/notifications/replay", "/silences"])
 def test_a_version_of_what_has_none_is_refused_and_not_ignored(call, path):
     answer = call("POST", path, {"reason": "x"}, If_Match='"777"')
