@@ -205,7 +205,15 @@ class LifeBook:
             yield Change("silenced", shown, now, ACTOR, why, (), heard)
         elif was.silenced_by and not shown.life.silenced_by:
             held = show(shown, replace(shown.life, silenced_by=was.silenced_by))
-            yield Change("unsilenced", shown, now, ACTOR, f"{', '.join(was.silenced_by)} ended", (), held)
+            yield Change("unsilenced", shown, now, ACTOR, self._describe_ended(was.silenced_by), (), held)
+
+    def _describe_ended(self, silences: Iterable[str]) -> str:
+        """Returns which silences no longer cover an incident: `silence 5c9b of ada ended: new cable`."""
+        known = {s.id: s for s in self.silences}
+        found = ((i, known.get(i)) for i in silences)
+        return "; ".join(
+            f"silence {i} ended" if s is None else f"{s.kind} {i} of {s.author} ended: {s.reason}" for i, s in found
+        )
 
     # --- inhibition ---------------------------------------------------------------------------------
 
@@ -411,7 +419,7 @@ class LifeBook:
         life = replace(unacknowledge(before.life), waits_since=waits, escalation=0, told=storms.count_members(before))
         shown = self._count_page(show(replace(before, updated=now), life), now, pages)
         self.shown[shown.id] = shown
-        why = f"that of {before.life.acknowledged_by}"
+        why = f"acknowledgement of {before.life.acknowledged_by} ended"
         yield Change("acknowledgement_expired", shown, now, ACTOR, why, (), before)
         yield from self._explain_suppression(shown, before.life, now)
 

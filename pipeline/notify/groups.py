@@ -60,6 +60,8 @@ class GroupAlert:
 
 Alerts = dict[str, GroupAlert]
 """By fingerprint."""
+News = tuple[GroupAlert, str]
+"""An alert that a message pages for, and its event of SAID_AGAIN; empty: it is new."""
 
 
 def have_owners(alerts: Iterable[GroupAlert]) -> bool:
@@ -89,8 +91,9 @@ class Group:
 
     def flush(
         self, now: int, repeat_s: float, is_hidden: Callable[[GroupAlert], bool]
-    ) -> tuple[str, Sequence[GroupAlert]]:
-        """Returns why a message is due and its alerts; ("", []) if none is. What it ends leaves the group.
+    ) -> tuple[str, Sequence[GroupAlert], Sequence[News]]:
+        """Returns why a message is due, its alerts, and its news; ("", [], []) if none is due. What it ends leaves the
+        group.
 
         is_hidden: whether an alert that fires is in no message now.
         """
@@ -102,13 +105,14 @@ class Group:
         if not reason and firing and now - self.sent_at > repeat_s * SECOND:
             reason = "repeat interval elapsed"
         if not reason:
-            return "", []
+            return "", [], []
+        news = self._find_news(reason, shown)
         self.firing, self.resolved, self.sent_at, self.acknowledged = firing, resolved, now, False
         for one in shown:
             one.said, one.again = one.number, ""
         self.alerts = {name: one for name, one in everything.items() if one.said and not one.has_ended}
         self.waiting = {name: one for name, one in self.waiting.items() if not one.said}
-        return reason, shown
+        return reason, shown, news
 
     def _find_reason(self, shown: Sequence[GroupAlert], firing: Sequence[str], resolved: Sequence[str]) -> str:
         """Returns the first reason for a message before its repetition; the order is that of Alertmanager."""
@@ -121,6 +125,15 @@ class Group:
         if self.acknowledged and not have_owners(shown):
             return "acknowledgement ended"
         return next((SAID_AGAIN[one.again] for one in shown if one.again), "")
+
+    def _find_news(self, reason: str, shown: Sequence[GroupAlert]) -> list[News]:
+        """Returns the alerts that page with the next message: those that no message fired, or whose event of SAID_AGAIN
+        none said; else, if the acknowledgement of the group ended, those without one."""
+        firing = [one for one in shown if not one.has_ended]
+        news = [(one, one.again) for one in firing if one.again or one.fingerprint not in self.firing]
+        if not news and reason == SAID_AGAIN["acknowledgement_expired"]:
+            return [(one, "acknowledgement_expired") for one in firing if not one.acknowledged]
+        return news
 
     def list_firing(self) -> Sequence[GroupAlert]:
         """Returns the alerts of the last message that still fire."""

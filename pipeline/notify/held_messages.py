@@ -352,13 +352,13 @@ class HeldMessages:
             if group.id in waiting:
                 group.sent_at = this.now  # it is repeated some time after it arrived
             was_acknowledged = group.acknowledged
-            reason, alerts = group.flush(this.now, self._find_repeat(group, this.now), self._is_hidden)
+            reason, alerts, news = group.flush(this.now, self._find_repeat(group, this.now), self._is_hidden)
             group.flush_at = max(group.flush_at + self._find_interval(group), this.now + SECOND)
             if reason:
                 pages_again = was_acknowledged and not have_owners(alerts)
                 event = next((event for event, text in SAID_AGAIN.items() if text == reason), "opened")
                 event = "resolved" if all(one.has_ended for one in alerts) else event
-                this.say(GroupMessage(group, alerts, reason, event, pages_again))
+                this.say(GroupMessage(group, alerts, reason, event, pages_again, news))
 
     def _find_interval(self, group: Group) -> int:
         """Returns the interval of a group (us). No route may lead to it any more. Routes with the same matchers and the

@@ -158,3 +158,96 @@ def test_many_changes_of_persons_at_once_are_one_message_for_each_kind(start: St
     assert harness.database is not None
     query = "SELECT DISTINCT state FROM outbox WHERE kind = 'update'"
     assert harness.database.cursor().execute(query).fetchall() == [("delivered",)]
+
+
+# --- what a group pages for ---------------------------------------------------------------------------
+
+
+def summaries(service: Service) -> list[str]:
+    return [body["payload"]["summary"] for body in service.bodies("/v2/enqueue") if "payload" in body]
+
+
+def replies(service: Service) -> list[tuple[str, bool]]:
+    """Returns the text of each reply, and whether it is shown in the channel."""
+    bodies = service.bodies("/slack/chat.post")
+    return [(body["text"], body.get("reply_broadcast", False)) for body in bodies if "thread_ts" in body]
+
+
+def both(service: Service, secret: Secret) -> list[dict[str, Any]]:
+    slack = Slack("r", "C0123456789", secret("t", "xoxb-1"), url=f"{service.url}/slack")
+    return [{"slack": (slack,)}, {"pagerduty": (PagerDuty("r", secret("key", KEY), url=service.url),)}]
+
+
+def test_a_group_says_first_what_is_new(start: Start, service: Service, secret: Secret) -> None:
+    """What notifies people names the new alert, the worst one of several; then the group."""
+    expected = [
+        "gpu:n2.0 fell off the bus; 2 alerts firing (alertname=SilentDataCorruption)",
+        "gpu:n4.0 fell off the bus and 1 more; 4 alerts firing (alertname=SilentDataCorruption)",
+    ]
+    for receivers in both(service, secret):
+        service.received.clear()
+        harness = start(ALL, **receivers)
+        act(harness, "opened", "gpu:n1.0", "fleetpulse", summary="gpu:n1.0 fell off the bus")
+        act(harness, "opened", "gpu:n2.0", "fleetpulse", summary="gpu:n2.0 fell off the bus")
+        harness.write_change("opened", "gpu:n3.0", summary="gpu:n3.0 is slow", severity="ticket")
+        act(harness, "opened", "gpu:n4.0", "fleetpulse", summary="gpu:n4.0 fell off the bus")
+        if "slack" in receivers:
+            edits = [body["text"] for body in service.bodies("/slack/chat.update")]
+            assert edits == [f"critical: {one}" for one in expected]
+            assert replies(service) == [(f"New alerts added: {one}", True) for one in expected]
+        else:
+            assert summaries(service) == ["gpu:n1.0 fell off the bus", *expected]
+
+
+def test_a_group_says_whose_acknowledgement_ended(start: Start, service: Service, secret: Secret) -> None:
+    ended = "gpu:n2.0 is wrong (acknowledgement of ada ended); 2 alerts firing (alertname=SilentDataCorruption)"
+    for receivers in both(service, secret):
+        harness = start(ALL, **receivers)
+        for number in (1, 2):
+            act(harness, "opened", f"gpu:n{number}.0", "fleetpulse", summary=f"gpu:n{number}.0 is wrong")
+        act(harness, "acknowledged", "gpu:n2.0", "ada", **owned("ada"))
+        why = "acknowledgement of ada ended"
+        act(harness, "acknowledgement_expired", "gpu:n2.0", "fleetpulse", why, state="open", life=Life())
+        if "slack" in receivers:
+            assert replies(service)[-1:] == [(f"Acknowledgement expired: {ended}", True)]
+        else:
+            assert summaries(service)[-1:] == [ended]
+
+
+def test_what_ends_in_a_group_is_not_called_new(start: Start, service: Service, secret: Secret) -> None:
+    (slack, _) = both(service, secret)
+    harness = start(ALL, **slack)
+    for number in (1, 2, 3):
+        act(harness, "opened", f"gpu:n{number}.0", "fleetpulse", summary=f"gpu:n{number}.0 is wrong")
+    act(harness, "resolved", "gpu:n2.0", "fleetpulse", state="resolved", resolved=harness.now)
+    assert replies(service)[-1:] == [("Some alerts resolved: 2 alerts firing (alertname=SilentDataCorruption)", False)]
+
+
+def test_a_pager_that_is_told_a_group_again_has_a_title_that_says_what_fires(
+    start: Start, service: Service, secret: Secret
+) -> None:
+    (_, pager) = both(service, secret)
+    harness = start(ALL, **pager)
+    for number in (1, 2, 3):
+        act(harness, "opened", f"gpu:n{number}.0", "fleetpulse", summary=f"gpu:n{number}.0 is wrong")
+    act(harness, "resolved", "gpu:n2.0", "fleetpulse", state="resolved", resolved=harness.now)
+    assert summaries(service)[-1] == "gpu:n1.0 is wrong; 2 alerts firing (alertname=SilentDataCorruption)"
+
+
+@pytest.mark.parametrize("group_by", [None, ALL])
+def test_a_raised_severity_is_called_so_and_is_shown_in_the_channel(
+    start: Start, service: Service, secret: Secret, group_by: tuple[str, ...] | None
+) -> None:
+    (slack, _) = both(service, secret)
+    harness = start(group_by, **slack)
+    act(harness, "opened", "gpu:n1.0", "fleetpulse", summary="GPU 0 of n1: slow", severity="ticket")
+    act(harness, "severity_raised", "gpu:n1.0", "fleetpulse", "from ticket to page", severity="page")
+    assert replies(service)[-1:] == [("Severity raised: from ticket to page (GPU 0 of n1: slow)", True)]
+
+
+def test_an_alert_that_goes_on_in_another_group_says_so(start: Start, service: Service, secret: Secret) -> None:
+    (slack, _) = both(service, secret)
+    harness = start(ONE, **slack)
+    act(harness, "opened", "gpu:n1.0", "fleetpulse", summary="GPU 0 of n1: slow", severity="ticket")
+    act(harness, "severity_raised", "gpu:n1.0", "fleetpulse", "from ticket to page", severity="page")
+    assert replies(service) == [("Resolved: severity raised from ticket to page", False)]

@@ -46,6 +46,7 @@ def test_an_acknowledged_page_is_open_again_and_sent_again_after_two_hours(site)
     site.wait(2)
     assert site.state(page) == "open"
     assert site.kinds(page) == ["opened", "acknowledged", "acknowledgement_expired"]
+    assert site.comments(page)[-1] == "acknowledgement of ann ended"
     assert site.alerts() == [(page, "firing"), (page, "firing")]
 
 
@@ -123,7 +124,7 @@ def test_a_page_that_nobody_takes_is_escalated_step_by_step_and_acknowledging_st
 @pytest.mark.slow
 def test_a_silenced_incident_opens_without_an_alert_and_is_sent_when_the_silence_ends(site):
     matchers = parse_matchers(['rack="r0"', 'severity=~"critical|warning"'])
-    site.people.add_silence("silence", matchers, None, site.now + 30 * MINUTE, "new cable", ANN)
+    silence = site.people.add_silence("silence", matchers, None, site.now + 30 * MINUTE, "new cable", ANN)
     quiet, loud = site.report("gpu:n0.0"), site.report("gpu:n5.0")
     assert (site.state(quiet), site.state(loud)) == ("silenced", "open")
     assert site.alerts() == [(loud, "firing")]
@@ -131,6 +132,7 @@ def test_a_silenced_incident_opens_without_an_alert_and_is_sent_when_the_silence
     assert site.state(quiet) == "open"
     assert site.alerts() == [(loud, "firing"), (quiet, "firing")]
     assert site.kinds(quiet) == ["opened", "silenced", "unsilenced"]
+    assert site.comments(quiet)[-1] == f"silence {silence.id} of ann ended: new cable"
 
 
 @pytest.mark.slow

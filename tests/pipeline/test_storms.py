@@ -58,7 +58,7 @@ def test_pages_that_the_end_of_a_maintenance_window_would_send_at_once_join_a_st
     assert {site.state(i) for i in pages} == {"open"}
     assert site.kinds(pages[0]) == ["opened", "silenced", "unsilenced"]
     assert site.kinds(pages[2]) == ["opened", "silenced", "unsilenced", "inhibited"]
-    assert site.comments(pages[2])[-2:] == [f"{window.id} ended", f"part of {storm.id}"]
+    assert site.comments(pages[2])[-2:] == [f"maintenance {window.id} of ann ended: the hall", f"part of {storm.id}"]
     site.restart()
     site.active = {}
     site.wait(12)

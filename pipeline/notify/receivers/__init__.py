@@ -50,7 +50,8 @@ class Message:
     kind:      `firing`, `resolved`, or `update` for all other changes.
     body:      body of version 4; its object `fleetpulse` has `event`, `actor`, `comment`, `time` and `incident`,
                and `receiver` if the actor did it there. That of a group of several incidents has `incidents`,
-               `acknowledged` (whether all are), `changes` (what persons did to each) and `more_changes` instead.
+               `acknowledged` (whether all are), `changes` (what persons did to each) and `more_changes` instead, and
+               `news` and `more_news` if it pages: the worst alert that is new, or pages again, and how many others.
     reference: what the receiver called the first message of the thread; empty before.
     time:      when this attempt is made (UTC us).
     has_fired: whether the receiver got a firing message of the thread.
@@ -291,8 +292,10 @@ def _count_bytes(text: str) -> int:
     return len(encode_json(text)) - 2
 
 
-def make_title(message: Message) -> str:
-    """Returns the title: the summary of the alert, or how many alerts of which group; simulated ones are marked."""
+def make_title(message: Message, leads: bool = False) -> str:
+    """Returns the title; simulated alerts are marked. Of one alert it is its summary. Of several: the worst of those
+    that it pages for, and how many alerts of which group fire. leads: begins with the worst that fires if it pages for
+    none."""
     main, marks = message.main, ""
     if any(a["labels"].get("simulated") == "true" for a in message.alerts):
         marks += "[simulated] "
@@ -304,7 +307,26 @@ def make_title(message: Message) -> str:
     firing = sum(a["status"] == "firing" for a in message.alerts)
     group = ", ".join(f"{k}={v}" for k, v in message.body.get("groupLabels", {}).items())
     count = f"{firing} alerts firing" if firing else f"{len(message.alerts)} alerts resolved"
-    return f"{marks}{count}{f' ({group})' if group else ''}"
+    count = f"{count}{f' ({group})' if group else ''}"
+    lead = _describe_news(message)
+    if not lead and leads and firing:
+        lead = str(main["annotations"].get("summary", "")) or main["labels"].get("alertname", "")
+    return f"{marks}{lead}; {count}" if lead else f"{marks}{count}"
+
+
+_BRIEF = {"acknowledgement_expired": "acknowledgement ended"}
+
+
+def _describe_news(message: Message) -> str:
+    """Returns what a group pages for: the worst title, why if it is not new, and how many more; empty for nothing."""
+    news, more = message.change.get("news"), int(message.change.get("more_news", 0))
+    if not isinstance(news, Mapping):
+        return ""
+    event, comment = str(news["event"]), str(news["comment"])
+    why = f"{_BRIEF.get(event, _name_event(event).lower())}{f': {comment}' if comment else ''}"
+    if event == "acknowledgement_expired" and comment:
+        why = comment  # it says whose acknowledgement ended
+    return f"{news['title']}{f' ({why})' if event != 'opened' else ''}{f' and {more} more' if more else ''}"
 
 
 TEST = "test"

@@ -78,7 +78,9 @@ def choose_color(message: Message) -> str:
 
 def make_headline(message: Message, title: str) -> str:
     """Returns the title behind its state: `RESOLVED: ...`, `critical: ...`."""
-    state = choose_color(message)
+    state, news = choose_color(message), message.change.get("news")
+    if state in CARD_STYLES and not message.is_resolved and isinstance(news, Mapping):
+        state = str(news["severity"])  # the title begins with this alert; the colour is that of the worst
     return f"{state.upper() if state in ('resolved', 'acknowledged', 'silenced') else state}: {title}"
 
 
@@ -163,8 +165,11 @@ class SlackEndpoint(ChatEndpoint):
 
     def _reply(self, message: Message, channel: str, time: str, call: Call) -> PostResult:
         """Adds what changed to the thread of the message."""
-        what = _find_reason(message).capitalize() if message.event == "opened" else ""
-        lines = describe_change(message) or [f"{what or name_event(message)}: {make_title(message)}"]
+        lines, title = describe_change(message), make_title(message)
+        if message.change.get("news") or not lines:  # else each line names its incident, or the thread is of one
+            lines.insert(0, f"{_name_reply(message)}: {title}")
+        elif _is_news(message):
+            lines[-1] += f" ({title})"
         text = escape_slack(cut("\n".join(lines), MAX_SECTION))
         reply: dict[str, Any] = {"channel": channel, "thread_ts": time, "text": text, "metadata": _metadata(message)}
         if _is_news(message):  # an edit and a reply alone notify no one
@@ -197,14 +202,20 @@ def _find_reason(message: Message) -> str:
     return str(message.body.get("notification_reason", "")) if "incidents" in message.change else ""
 
 
+def _name_reply(message: Message) -> str:
+    """Returns what happened, before the title: the reason of a group, else the event."""
+    reason = _find_reason(message) if message.event == "opened" else ""
+    return reason.capitalize() or name_event(message)
+
+
 def _is_news(message: Message) -> bool:
     """Returns whether a message must notify people although its thread fires: it pages again, or for an alert that
     they do not know."""
     if message.event in REPEATED:
         return True
-    if message.kind != "firing" or message.event not in ("opened", "reopened", "unsilenced"):
+    if message.kind != "firing" or message.event not in ("opened", "reopened", "unsilenced", "severity_raised"):
         return False
-    return _find_reason(message) in ("", "first notification", "new alerts added")
+    return bool(message.change.get("news")) or _find_reason(message) in ("", "first notification", "new alerts added")
 
 
 def make_slack_message(message: Message, title: str, text: str) -> dict[str, Any]:

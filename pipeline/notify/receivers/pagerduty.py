@@ -116,7 +116,7 @@ class PagerDutyEndpoint(Endpoint):
     def _make_trigger(self, message: Message) -> dict[str, Any]:
         main = message.main
         labels, link = main["labels"], str(main.get("generatorURL", ""))
-        title = cut(render_text(self._title, message, make_title(message)), MAX_SUMMARY)
+        title = cut(render_text(self._title, message, make_title(message, leads=True)), MAX_SUMMARY)
         made: dict[str, Any] = {
             "payload": {
                 "summary": title,
