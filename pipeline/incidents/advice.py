@@ -23,6 +23,12 @@ KEYS = frozenset({"advice", "runbook"})
 SECTIONS = ("detector", "cause")
 NOT_OF_CAUSE = frozenset({"alert_storm"})
 """Detectors whose cause says only where they are: a storm is of a site, which need not be affected as a whole."""
+ONLY_CAUSE: Mapping[str, frozenset[str] | None] = {
+    **dict.fromkeys(("version", "change")),
+    **dict.fromkeys(("job", "stage"), frozenset({"straggler", "straggler_inferred"})),
+}
+"""Kinds of causes of which the advice of some detectors is wrong (None: of all): it repairs single devices, while what
+all of them share is at fault. A site's own advice for the detector is shown."""
 Table = dict[str, dict[str, dict[str, str]]]
 
 
@@ -41,6 +47,9 @@ class AdviceBook:
         self._refresh()
         of_detector = self._merged("detector", detector)
         of_cause = {} if detector in NOT_OF_CAUSE else self._merged("cause", kind_of(cause))
+        unfit = ONLY_CAUSE.get(kind_of(cause), frozenset())
+        if of_cause and (unfit is None or detector in unfit) and not self._own.get("detector", {}).get(detector):
+            of_detector = {name: text for name, text in of_detector.items() if name != "advice"}
         texts = [text for text in (of_cause.get("advice"), of_detector.get("advice")) if text]
         page = f"{self._pages}?{urlencode({'detector': detector})}" if self._pages and detector else self._pages
         runbook = of_detector.get("runbook") or of_cause.get("runbook") or page

@@ -7,12 +7,19 @@ import os
 import pytest
 
 from detectors import DETECTORS
+from pipeline.commands import burn_in, objectives_keeper
 from pipeline.incidents.advice import SHIPPED, AdviceBook, read_advice
+from pipeline.incidents.factors import FACTOR_KINDS
+from pipeline.incidents.reach import SPREADS
+from pipeline.incidents.storms import STORM
 from pipeline.model.errors import ConfigError
+
+OTHERS = {STORM, "page_budget", objectives_keeper.DETECTOR, burn_in.DETECTOR}
+"""Names of detectors of the pipeline itself."""
 
 
 def test_every_detector_has_shipped_advice_and_nothing_else_has():
-    names = {detector.name for detector in DETECTORS} | {"alert_storm", "page_budget"}
+    names = {detector.name for detector in DETECTORS} | OTHERS
     shipped = read_advice(SHIPPED)["detector"]
     assert set(shipped) == names
     assert all(len(keys["advice"]) > 30 for keys in shipped.values())
@@ -33,6 +40,36 @@ def test_a_site_replaces_single_keys_and_a_change_counts_without_a_restart(tmp_p
     os.utime(path, ns=(2, 2))
     assert book.find("link", "leaf:l1")["advice"].startswith("Call the network team.")
     assert book.find("of_a_site", "gpu:n1.0")["advice"] is None
+
+
+def test_every_kind_of_cause_that_may_be_blamed_for_its_members_has_advice():
+    """The solver blames the kinds of FACTOR_KINDS; SPREADS are those of which all below suffers."""
+    causes = read_advice(SHIPPED)["cause"]
+    assert set(causes) == set(FACTOR_KINDS) | SPREADS
+    assert all(len(keys["advice"]) > 30 for keys in causes.values())
+
+
+@pytest.mark.parametrize("cause", ["version:nvidia_driver=580.65.06", "change:firmware=28.43"])
+@pytest.mark.parametrize("detector", ["link", "xid", "straggler", "telemetry", "memory"])
+def test_a_version_at_fault_is_no_reason_to_repair_devices(detector, cause):
+    found = AdviceBook(None).find(detector, cause)["advice"]
+    assert "roll-out" in found
+    assert found.endswith("Repair no device before that.")
+
+
+def test_slow_ranks_of_a_job_or_stage_are_no_reason_to_swap_a_gpu():
+    for cause in ("job:81", "stage:81.0"):
+        for detector in ("straggler", "straggler_inferred"):
+            found = AdviceBook(None).find(detector, cause)["advice"]
+            assert found == read_advice(SHIPPED)["cause"][cause.partition(":")[0]]["advice"]
+    assert "Look for what all ranks share" in AdviceBook(None).find("straggler_job", "job:81")["advice"]
+
+
+def test_a_sites_own_advice_of_a_detector_is_shown_for_every_cause(tmp_path):
+    path = tmp_path / "advice.toml"
+    path.write_text('[detector.link]\nadvice = "Call the network team."\n')
+    found = AdviceBook(path).find("link", "version:firmware=28.43")["advice"]
+    assert found.endswith("Call the network team.")
 
 
 def test_a_storm_is_not_advised_as_a_fault_of_its_whole_site():
