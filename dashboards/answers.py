@@ -45,6 +45,7 @@ class Fleet:
 
     watermark: event time up to which data was evaluated.  newest: time of the newest stored data.
     unready: reasons why the pipeline is not ready.  stalled: no new telemetry is evaluated.
+    total, simulated: number of nodes, and of those with simulated data; `nodes` may list only some.
     """
 
     as_of: int
@@ -56,6 +57,8 @@ class Fleet:
     newest: int | None = None
     unready: tuple[str, ...] = ()
     stalled: bool = False
+    total: int = 0
+    simulated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,8 @@ def parse_fleet(table: Mapping[str, Any]) -> Fleet:
         newest=parse_time(table.get("newest")),
         unready=tuple(map(str, require_list(table.get("unready") or []))),
         stalled=bool(table.get("stalled")),
+        total=sum(_count(v) for v in (table.get("counts") or {}).values()),
+        simulated=_count(table.get("simulated")),
     )
 
 

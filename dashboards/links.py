@@ -12,13 +12,19 @@ from pipeline.model.entity_names import entity_name
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A text that leads to an address; `href` is relative to the dashboard, or an https address of a runbook."""
+    """A text that leads to an address; `href` is relative to the dashboard, or an https address of a runbook.
+
+    simulated: what it leads to is, and the label follows it.
+    """
 
     text: str
     href: str
     title: str = ""
+    simulated: bool = False
 
 
+SIMULATED = '<span class="fp-badge fp-tone-simulated">SIMULATED</span>'
+"""The label of simulated data, as markup."""
 Text = str | Link
 """What a cell of a table, a chip or a line shows."""
 
@@ -27,7 +33,8 @@ def as_markup(text: Text) -> str:
     """Returns a text or a link as markup. A link with a scheme other than http(s) is shown as text."""
     if isinstance(text, str):
         return escape(text)
-    return f"{open_tag(text)}{escape(text.text)}</a>" if is_safe(text.href) else escape(text.text)
+    shown = f"{open_tag(text)}{escape(text.text)}</a>" if is_safe(text.href) else escape(text.text)
+    return f"{shown} {SIMULATED}" if text.simulated else shown
 
 
 def open_tag(link: Link) -> str:
@@ -49,9 +56,9 @@ def entity_link(entity: str, text: str = "") -> Link:
     return Link(text or entity_name(entity), routes.entity_href(entity), entity)
 
 
-def incident_link(identity: str, text: str = "") -> Link:
+def incident_link(identity: str, text: str = "", simulated: bool = False) -> Link:
     """Returns the link to an incident, with its id or `text`."""
-    return Link(text or identity, routes.href("incident", id=identity))
+    return Link(text or identity, routes.href("incident", id=identity), simulated=simulated)
 
 
 def detector_link(name: str) -> Link:

@@ -9,7 +9,7 @@ from html import escape
 from dashboards.answers import NODE_STATES, Detector, Fleet
 from dashboards.budget_text import plain_budget
 from dashboards.evidence import Vote
-from dashboards.links import Link, Text, as_markup
+from dashboards.links import SIMULATED, Link, Text, as_markup
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State
@@ -43,7 +43,14 @@ def state_badge(state: State) -> str:
 
 def simulated_badge(simulated: bool) -> str:
     """Returns the badge of simulated data, empty for real data."""
-    return badge("SIMULATED", "simulated") if simulated else ""
+    return SIMULATED if simulated else ""
+
+
+def simulated_part(fleet: Fleet) -> str:
+    """Returns the badge of a page about the fleet: all or some of its nodes are simulated; empty if none is."""
+    if not fleet.simulated or fleet.simulated == fleet.total:
+        return simulated_badge(bool(fleet.simulated))
+    return badge(f"{fleet.simulated:,} OF {fleet.total:,} NODES SIMULATED", "simulated")
 
 
 def tiles(fleet: Fleet) -> str:

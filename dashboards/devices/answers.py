@@ -203,17 +203,21 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several signals over [start, end) in UTC us. The last point of a signal may be partial: it ends at `end`."""
+    """Several signals over [start, end) in UTC us. The last point of a signal may be partial: it ends at `end`.
+
+    simulated: whether any device is.
+    """
 
     start: int
     end: int
     signals: tuple[Compared, ...]
+    simulated: bool = False
 
 
 def parse_comparison(table: Mapping[str, Any]) -> Comparison:
     """Parses GET /api/v1/compare."""
     found = tuple(_compared(s) for s in require_list(table["signals"]))
-    return Comparison(from_iso(table["from"]), from_iso(table["to"]), found)
+    return Comparison(from_iso(table["from"]), from_iso(table["to"]), found, bool(table["simulated"]))
 
 
 def _compared(table: Mapping[str, Any]) -> Compared:

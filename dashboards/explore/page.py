@@ -63,7 +63,8 @@ def _body(chosen: Choice) -> None:
     answer = requests.fetch_comparison(
         chosen.entities, chosen.signals, span.start, span.end, chosen.peers, _count_points(span)
     )
-    parts.draw_head(plain(title(chosen)), [], _about(chosen, answer.value), answer)
+    simulated = None if answer.value is None else answer.value.simulated
+    parts.draw_head(plain(title(chosen)), [], _about(chosen, answer.value), answer, simulated=simulated)
     parts.draw_error(answer)
     if answer.value is None:
         return

@@ -14,6 +14,7 @@ from dashboards import markup, snapshot
 from dashboards.client import ApiError
 from dashboards.explore import export
 from dashboards.explore.columns import plain_table, shown_table
+from dashboards.views import parts
 from dashboards.words import amount, unit_name
 from pipeline.model.signals import CATALOGUE, CLASSES, signals_of_class
 
@@ -86,7 +87,8 @@ class Result:
 
 def draw() -> None:
     """Draws the view. The query is in the address, so a link runs it."""
-    st.html(markup.title("SQL", below="DuckDB's dialect over the tables of the store. Times are UTC."))
+    badges = [parts.simulated_label(snapshot.fetch_fleet_of())]
+    st.html(markup.title("SQL", badges, "DuckDB's dialect over the tables of the store. Times are UTC."))
     asked = st.query_params.get("sql", "")
     st.session_state["sql-text"] = asked
     left, right = st.columns([1.7, 1], gap="medium")

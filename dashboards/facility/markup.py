@@ -163,7 +163,7 @@ def _state_tile(word: str, units: Sequence[Unit], address: str) -> str:
 def state_badge(unit: Unit) -> str:
     """Returns the badge of the unit's state."""
     tone = unit.state if unit.state in ("critical", "degraded", "watch") else "quiet"
-    return f"{badge(NODE_STATE[unit.state].upper(), tone)} {simulated_badge(unit.simulated)}"
+    return badge(NODE_STATE[unit.state].upper(), tone)
 
 
 def cooling(units: Sequence[Unit]) -> str:
@@ -171,7 +171,7 @@ def cooling(units: Sequence[Unit]) -> str:
     valves = find_valves(units)
     rows: list[Sequence[str]] = [
         (
-            f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
+            f"{as_markup(entity_link(u.entity))} {state_badge(u)} {simulated_badge(u.simulated)}",
             _throttle_cell(u.throttle),
             _value(u.number("coolant.flow"), "L/min"),
             _value(u.number("coolant.supply_temperature"), "Cel"),
@@ -328,7 +328,7 @@ def power(units: Sequence[Unit]) -> str:
         words = [f"{signal_name(n)}: {u.values[n]}" for n in u.abnormal]
         rows.append(
             (
-                f"{as_markup(entity_link(u.entity))} {state_badge(u)}",
+                f"{as_markup(entity_link(u.entity))} {state_badge(u)} {simulated_badge(u.simulated)}",
                 _watts(u.number("power.draw")),
                 (f"{_bar(share)} " if share is not None else "") + f'<span class="fp-unknown">{escape(limit)}</span>',
                 _value(u.number("power.voltage"), "V"),

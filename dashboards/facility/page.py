@@ -82,8 +82,8 @@ def _one(entity: str) -> None:
             parts.draw_error(answer)
         return
     unit = next(u for u in answer.value.units if u.entity == entity)
-    badges = [markup.state_badge(unit)]
-    parts.draw_head(_headline(unit, title), badges, "", answer, of_now=True, crumbs=crumbs)
+    badges, text = [markup.state_badge(unit)], _headline(unit, title)
+    parts.draw_head(text, badges, "", answer, of_now=True, crumbs=crumbs, simulated=unit.simulated)
     parts.draw_error(answer)
     _details(unit, answer.value, answer.fetched)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -91,7 +91,7 @@ def parse_map(table: Mapping[str, Any]) -> FleetMap:
     """Parses GET /api/v1/fleet/map."""
     scale = table["scale"]
     return FleetMap(
-        head=parse_fleet({**table, "nodes": []}),
+        head=replace(parse_fleet({**table, "nodes": []}), total=int(table["nodes"])),
         by=str(table["by"]),
         colour=str(table["colour"]),
         within=str(table.get("within") or ""),

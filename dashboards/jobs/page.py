@@ -91,10 +91,10 @@ def _one(entity: str) -> None:
         return
     detail = answer.value
     strip = _fetch_strip(job, hours) if detail.job.state != "ended" else None
-    badges = [markup.state_badge(detail.job), common.simulated_badge(detail.job.simulated)]
+    badges, simulated = [markup.state_badge(detail.job)], detail.job.simulated
     below = " · ".join(filter(None, (detail.job.scheduler, detail.job.user, detail.job.account)))
     text = markup.job_headline(detail.job, strip.value if strip else None)
-    parts.draw_head(text, badges, below, answer, of_now=True, crumbs=crumbs)
+    parts.draw_head(text, badges, below, answer, of_now=True, crumbs=crumbs, simulated=simulated)
     parts.draw_error(answer)
     _details(entity, detail, strip, answer)
 

@@ -83,8 +83,8 @@ def _head(both: Ends, peer: str, answer: CachedAnswer[EntityDetail], values: Cac
     ends = plain(entity_name(detail.entity)) + (f" to {entity_name(peer)}" if peer else "")
     st.html(links.breadcrumbs([*links.entity_crumbs(detail.above), entity_name(detail.entity)]))
     since = parts.unknown_since(answer, snapshot.fetch_fleet_of(), now)
-    badges = [state_badge(values.value, detail.entity, now), markup.simulated_badge(detail.simulated)]
-    parts.draw_head(ends, badges, parts.statement(state_text(both), since, now), answer)
+    badges, state = [state_badge(values.value, detail.entity, now)], parts.statement(state_text(both), since, now)
+    parts.draw_head(ends, badges, state, answer, simulated=detail.simulated)
     parts.draw_error(answer)
     if lines := open_lists(both, now):
         st.html(lines)

@@ -133,11 +133,11 @@ def _fleet_node(entity: str) -> Node | None:
 def _head(detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer[EntityDetail], now: int) -> None:
     shown = focus or detail
     known = _fleet_node(detail.entity)
-    badges = [_state_badge(known), markup.simulated_badge(shown.simulated)]
+    badges = [_state_badge(known)]
     st.html(links.breadcrumbs(identity.crumbs(detail, focus.entity if focus else "")))
     since = parts.unknown_since(answer, snapshot.fetch_fleet_of(detail.entity), now)
     state = parts.statement(state_text(shown, known), since, now)
-    parts.draw_head(plain(entity_name(shown.entity)), badges, state, answer)
+    parts.draw_head(plain(entity_name(shown.entity)), badges, state, answer, simulated=shown.simulated)
     parts.draw_error(answer)
     if lines := incident_rows.open_list(shown.incidents, now):
         st.html(lines)

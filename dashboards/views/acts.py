@@ -92,6 +92,12 @@ def _draw_list() -> None:
     )
 
 
+def is_on_simulated(act: Act) -> bool | None:
+    """Returns whether any node of an act is simulated, None while that is not known."""
+    fleet = snapshot.fetch_fleet_of(*act.targets).value if act.targets else None
+    return any(node.simulated for node in fleet.nodes) if fleet and fleet.nodes else None
+
+
 def headline(found: ActList) -> str:
     """Returns what waits for a person."""
     waiting = sum(act.state == "awaiting_approval" for act in found.acts)
@@ -130,7 +136,8 @@ def _draw_one(identity: str) -> None:
         parts.draw_error(answer)
         return
     badges = [markup.badge(state_text(act).upper(), STATE_TONES.get(act.state, "quiet"))]
-    parts.draw_head(f"{act.text}: {act.reason}", badges, subtitle(act, now), answer)
+    simulated = is_on_simulated(act)
+    parts.draw_head(f"{act.text}: {act.reason}", badges, subtitle(act, now), answer, simulated=simulated)
     parts.draw_error(answer)
     draw_result(act)
     targets: list[Text] = [entity_link(target) for target in act.targets]

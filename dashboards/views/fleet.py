@@ -271,8 +271,6 @@ def sources(found: FleetMap) -> str:
         texts.append("waiting for input")
     elif fleet.backlog:
         texts.append("processing a backlog")
-    if found.simulated:
-        texts.append(f"{found.simulated:,} of {found.nodes:,} nodes are SIMULATED")
     if found.missing:
         texts.append(f"{found.missing:,} without a value of this colour")
     return " · ".join(texts)

@@ -114,7 +114,7 @@ def incident_rows(found: Sequence[Incident], now: int) -> list[tuple[Text, ...]]
     return [
         (
             SEVERITY[i.severity],
-            incident_link(i.id, plain(i.summary)),
+            incident_link(i.id, plain(i.summary), i.simulated),
             entity_link(i.cause),
             i.life.assignee or i.life.acknowledged_by or "no owner",
             STATE[i.state],

@@ -91,10 +91,10 @@ def _head(detail: IncidentDetail, answer: snapshot.CachedAnswer[IncidentDetail],
     badges = [
         markup.severity_badge(incident.severity),
         markup.state_badge(incident.state),
-        markup.simulated_badge(incident.simulated),
     ]
     crumbs: list[Text] = [Link("Incidents", routes.href("incidents")), *entity_crumbs(detail.above)[1:], incident.id]
-    parts.draw_head(plain(incident.summary), badges, subtitle(incident, now), answer, crumbs=crumbs)
+    text, below = plain(incident.summary), subtitle(incident, now)
+    parts.draw_head(text, badges, below, answer, crumbs=crumbs, simulated=incident.simulated)
 
 
 def subtitle(incident: Incident, now: int) -> str:

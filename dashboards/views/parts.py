@@ -87,11 +87,13 @@ def draw_head(
     of_now: bool = False,
     now: int | None = None,
     crumbs: Sequence[Text] = (),
+    simulated: bool | None = None,
 ) -> None:
-    """Draws headline and data age, and above them the reasons if the pipeline is not ready.
+    """Draws headline, label of simulated data and data age, and above them the reasons if the pipeline is not ready.
 
     of_now: the headline is a statement about the present.  now: when `answer`, then the fleet, was fetched for the
-    headline; a later response may differ.  crumbs: the way to this page.
+    headline; a later response may differ.  crumbs: the way to this page.  simulated: of the one thing that the page
+    shows; None: the page shows the fleet, and the label has its part that is simulated.
     """
     fleet = snapshot.fetch_fleet_of() if now is None else answer
     now = snapshot.now() if now is None else now
@@ -102,12 +104,18 @@ def draw_head(
     since = unknown_since(answer, fleet, now) if of_now else None
     headline = text if since is None else statement(text, since, now)
     way = breadcrumbs(crumbs) if crumbs else ""
-    left.html(way + markup.title(headline, badges, below, of_now and since is None))
+    label = markup.simulated_badge(bool(simulated)) if simulated is not None else simulated_label(fleet)
+    left.html(way + markup.title(headline, [*badges, label], below, of_now and since is None))
     with right:
         chosen = freshness(answer, fleet, snapshot.now(), live_value())
     if chosen is not None:
         set_live(chosen)
         st.rerun()  # the whole page: the interval belongs to the part that refreshes
+
+
+def simulated_label(fleet: CachedAnswer[Fleet]) -> str:
+    """Returns the label of a page about the fleet, as markup; empty for a real fleet and for one not known yet."""
+    return "" if fleet.value is None else markup.simulated_part(fleet.value)
 
 
 def draw_error(answer: CachedAnswer[Any]) -> None:

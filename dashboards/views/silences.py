@@ -183,7 +183,8 @@ def _held_line(silence: Silence, held: CachedAnswer[tuple[Incident, ...]]) -> st
         return markup.chips([Link("Detectors and mutes", routes.href("detectors"))])
     if held.value is None:
         return markup.empty("What it holds back is unknown.")
-    links: list[Text] = [incident_link(i.id, plain(i.summary)) for i in held.value if silence.id in i.life.silenced_by]
+    own = [i for i in held.value if silence.id in i.life.silenced_by]
+    links: list[Text] = [incident_link(i.id, plain(i.summary), i.simulated) for i in own]
     return markup.chips(links, most=6) if links else markup.empty(parts.last_known("Holds back no incident now.", held))
 
 

@@ -63,7 +63,16 @@ def read_comparison(
         read = read_rows(cursor, own_signals, wanted) if chosen.devices else repeat([])
         for signal, lines in zip(own_signals, read, strict=False):
             found[signal.name] = _write_signal(signal, chosen, wanted, lines)
-    return {"from": iso(span.start), "to": iso(span.end), "signals": [found[signal.name] for signal in signals]}
+    shown = [found[signal.name] for signal in signals]
+    return {"from": iso(span.start), "to": iso(span.end), "simulated": _is_simulated(cursor, shown), "signals": shown}
+
+
+def _is_simulated(cursor: duckdb.DuckDBPyConnection, shown: Iterable[dict[str, Any]]) -> bool:
+    """Returns whether any device with a line is simulated."""
+    devices = sorted({line["entity"] for signal in shown for line in signal["lines"]})
+    query = "SELECT count(*) > 0 FROM device WHERE simulated AND entity IN (SELECT unnest($1))"
+    row = cursor.execute(query, [devices]).fetchone()
+    return bool(row and row[0])
 
 
 def _write_signal(signal: Signal, chosen: _Chosen, wanted: Wanted, rows: Iterable[Row]) -> dict[str, Any]:

@@ -132,10 +132,11 @@ class Compared(models.Strict):
 
 
 class Comparison(models.Strict):
-    """Several signals of several devices over one time range."""
+    """Several signals of several devices over one time range. simulated: whether any of the devices is."""
 
     start: models.Time = Field(alias="from")
     to: models.Time
+    simulated: bool
     signals: list[Compared]
 
 

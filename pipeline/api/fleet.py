@@ -89,10 +89,11 @@ def build_fleet(
 
     listed: the nodes that the answer lists; None: all. Counts are always of all.
     """
-    counts, only_affected, nodes = Counter(dict.fromkeys(STATES, 0)), 0, []
+    counts, only_affected, all_simulated, nodes = Counter(dict.fromkeys(STATES, 0)), 0, 0, []
     for entity, simulated, last, state in _judge_nodes(nodes_known, unresolved, seen, now):
         others = unresolved.affected.get(entity, [])
         counts[state] += 1
+        all_simulated += simulated
         only_affected += state == "ok" and bool(others)
         if listed is None or entity in listed:
             nodes.append(
@@ -116,6 +117,7 @@ def build_fleet(
         "stalled": health["stalled"],
         "counts": dict(counts),
         "affected": only_affected,
+        "simulated": all_simulated,
         "nodes": nodes,
         "sources": health["sources"],
     }

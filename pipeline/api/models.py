@@ -356,7 +356,7 @@ class FleetNode(Strict):
 
 class Fleet(Strict):
     """All nodes at one time, and the progress of the pipeline. newest: time of the newest stored row.  affected: nodes
-    in state ok that suffer from a fault elsewhere."""
+    in state ok that suffer from a fault elsewhere.  simulated: nodes whose data is simulated."""
 
     as_of: Time
     watermark: Time | None
@@ -367,6 +367,7 @@ class Fleet(Strict):
     stalled: bool
     counts: dict[Literal["ok", "watch", "degraded", "critical", "no_data"], int]
     affected: int
+    simulated: int
     nodes: list[FleetNode]
     sources: dict[Literal["agents", "silent", "gaps", "dead_letters"], int]
 

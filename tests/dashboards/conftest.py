@@ -265,7 +265,8 @@ class Api:
         if path in self.tables and (table := self.tables[path](query)) is not None:
             return 200, json.dumps(table).encode()
         if path == "fleet":
-            return 200, json.dumps(self.fleet).encode()
+            simulated = sum(node["simulated"] for node in self.fleet["nodes"])
+            return 200, json.dumps({"simulated": simulated, **self.fleet}).encode()
         if path in ("fleet/map", "fleet/layout"):
             one = {name: query.get(name, [""])[0] for name in ("by", "colour", "within")}
             tables = map_tables(self.fleet, one["by"] or "rack", one["colour"] or "state", one["within"])

@@ -135,7 +135,7 @@ def compare_table(query: dict[str, list[str]], node: str, gpus: int) -> dict[str
                 "band": {"median": flat, "low": [58.0] * 60, "high": [64.0] * 60} if lines else None,
             }
         )
-    return {"from": iso(start), "to": iso(end), "signals": found}
+    return {"from": iso(start), "to": iso(end), "simulated": True, "signals": found}
 
 
 def events_table(node: str) -> dict[str, Any]:

@@ -94,6 +94,15 @@ def test_several_devices_and_signals_share_one_time_axis(client: httpx.Client) -
     assert temperature.step == 0
 
 
+def test_a_comparison_is_simulated_if_any_device_of_it_is(client: httpx.Client, database: Database) -> None:
+    """The node is asked for, its GPUs are drawn."""
+    asked = {**SPAN, "entity": ["node:n1"], "signal": ["gpu.sm_clock"], "points": 60}
+    for simulated, on in ((True, "gpu:n1.1"), (False, "gpu:n2.0")):
+        with database.cursor() as cursor:
+            cursor.execute("UPDATE device SET simulated = (entity = ?)", [on])
+        assert client.get("/api/v1/compare", params=asked).json()["simulated"] is simulated
+
+
 def test_a_gpu_stands_beside_its_cdu_without_the_other_gpus_of_the_cdu(client: httpx.Client) -> None:
     asked = {**SPAN, "entity": ["gpu:n1.0", "cdu:c1"], "signal": ["gpu.temperature", "coolant.flow"], "points": 60}
     found = models.Comparison.model_validate(client.get("/api/v1/compare", params=asked).json())

@@ -85,6 +85,7 @@ def test_the_fleet_lists_some_nodes_or_none_and_counts_all(client: httpx.Client)
         fleet = models.Fleet.model_validate(client.get(f"/api/v1/fleet?{query}").json())
         assert [node.entity for node in fleet.nodes] == listed
         assert sum(fleet.counts.values()) == 4
+        assert fleet.simulated == 4
 
 
 def test_the_fleet_shows_why_no_data_arrives_and_the_age_of_its_newest_data(
