@@ -146,9 +146,11 @@ def _write_entities() -> None:
 
 
 def find_entities(text: str, most: int = 8) -> tuple[str, ...]:
-    """Returns the devices that a text names: one if it is the name of an entity, else up to `most` that match."""
+    """Returns the devices that a text names: one if it is the name of an entity, as it is shown or stored and in any
+    case, else up to `most` that match."""
+    asked = text.strip().casefold()
     answer = snapshot.fetch(parse_hits, "search", q=text.strip())
     hits: Sequence[Hit] = answer.value.hits if answer.value else ()
     found = tuple(hit.id for hit in hits if hit.kind != "incident")
-    exact = [e for e in found if text.strip() in (e, e.partition(":")[2], entity_name(e))]
+    exact = [e for e in found if asked in (name.casefold() for name in (e, e.partition(":")[2], entity_name(e)))]
     return tuple(exact[:1]) or found[:most]

@@ -1,15 +1,18 @@
 """Search over names of entities, serial numbers and incidents, answered from memory.
 
-The index is one text with a line per name: a search is a scan of that text, 10 ms per million names. It is made again
-when entities came or went, at most every INDEX_FOR.
+The index is one text with a line per name, sorted: a search is a scan of that text, 10 ms per million names, and a
+name that is complete is found by bisection. It is made again when entities came or went, at most every INDEX_FOR.
+Names as pages show them (`GPU 3 of n042`) and whole titles of incidents are searched for too, in any case.
 """
 
 from __future__ import annotations
 
 import bisect
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import duckdb
@@ -17,9 +20,10 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.api.incident_list import load_incidents
+from pipeline.api.incident_list import StoredIncidents, load_incidents
 from pipeline.api.models import Strict
 from pipeline.api.service import ApiContext, get_context, json_response
+from pipeline.model.entity_names import entity_name, parse_entity_name, split_part
 from pipeline.model.records import SECOND, Incident
 from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology, kind_of
@@ -29,6 +33,11 @@ MAX_CHARACTERS = 300
 MAX_RESULTS = 100
 MAX_SCANNED = 20_000
 """Names that match and are ranked; the rest is counted. Chosen: ranking them takes 20 ms."""
+MAX_HEADS = 3
+"""Beginnings of a title that are tried as the name of a device. Chosen: a name seldom has a colon, never three."""
+_MARKS = re.compile(r"^(?:\[[^\[\]]{1,20}\] ?){1,4}")
+"""`[simulated] ` and the like, which messages have in front of a title."""
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 INDEX_FOR = 10 * SECOND
 """Shortest life of an index (us). Chosen: as for the list of nodes."""
 _KINDS = ("node", "job", "rack", "gpu", "leaf", "rail", "cdu", "loop", "pdu", "row", "spine", "port", "nic", "rank")
@@ -58,14 +67,15 @@ class Results(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """text: lines of lower case, in front of each a newline. starts: place of each line. entries: (entity, match)."""
+    """text: case-folded lines, sorted, in front of each a newline. starts: place of each line. entries: (entity, match)
+    of each line."""
 
     text: str
     starts: Sequence[int]
     entries: Sequence[tuple[str, str]]
 
     def find(self, wanted: str) -> Iterator[tuple[str, str]]:
-        """Returns (entity, match) of each line with `wanted`, which is in lower case."""
+        """Returns (entity, match) of each line with `wanted`, which is case-folded."""
         at = self.text.find(wanted)
         while at >= 0:
             line = bisect.bisect_right(self.starts, at) - 1
@@ -74,16 +84,27 @@ class Index:
                 return
             at = self.text.find(wanted, self.starts[line + 1])
 
+    def find_exact(self, wanted: str) -> Iterator[tuple[str, str]]:
+        """Returns (entity, match) of each line that is `wanted`, which is case-folded."""
+        line = bisect.bisect_left(range(len(self.starts)), wanted, key=self._line)
+        while line < len(self.starts) and self._line(line) == wanted:
+            yield self.entries[line]
+            line += 1
+
+    def _line(self, number: int) -> str:
+        end = self.starts[number + 1] if number + 1 < len(self.starts) else len(self.text)
+        return self.text[self.starts[number] + 1 : end]
+
 
 def make_index(entries: Iterable[tuple[str, str]]) -> Index:
     """Returns the index of (entity, match)."""
-    found, lines, starts, at = list(entries), [], [], 0
-    for _, match in found:
-        line = "\n" + match.lower().replace("\n", " ")
-        lines.append(line)
+    folded = sorted(((match.casefold().replace("\n", " "), entity, match) for entity, match in entries))
+    starts, at = [], 0
+    for line, _, _ in folded:
         starts.append(at)
-        at += len(line)
-    return Index("".join(lines), starts, found)
+        at += len(line) + 1
+    text = "".join(f"\n{line}" for line, _, _ in folded)
+    return Index(text, starts, [(entity, match) for _, entity, match in folded])
 
 
 def read_entries(cursor: duckdb.DuckDBPyConnection, service: ApiContext) -> list[tuple[str, str]]:
@@ -106,25 +127,28 @@ def read_entries(cursor: duckdb.DuckDBPyConnection, service: ApiContext) -> list
 
 def rank_match(match: str, entity: str, wanted: str) -> tuple[int, int, int, str]:
     """Returns the sort key of a match: the whole name first, then its beginning; then the kind, and short names."""
-    low, kind = match.lower(), kind_of(entity)
+    low, kind = match.casefold(), kind_of(entity)
     place = 0 if low == wanted else 1 if low.startswith(wanted) else 2
     return place, _KINDS.index(kind) if kind in _KINDS else len(_KINDS), len(match), match
 
 
 def find_entities(index: Index, topology: Topology, wanted: str, most: int) -> tuple[list[dict[str, Any]], int]:
-    """Returns the best entities by name or serial number, and how many there are. `gpu:n1` searches one kind."""
+    """Returns the best entities by name or serial number, and how many there are. `gpu:n1` searches one kind, and so
+    does a name as pages show it: `GPU 3 of n1`, or its beginning. Entities of the whole name are first."""
     kind, colon, name = wanted.partition(":")
     of_kind = bool(colon) and kind.isidentifier()
-    found: dict[str, str] = {}
-    total = 0
-    for entity, match in index.find(name if of_kind else wanted):
+    key = name if of_kind else wanted
+    exact = dict(islice(find_exact(index, wanted), MAX_SCANNED))
+    found, total = dict(exact), len(exact)
+    for entity, match in index.find(key):
         if of_kind and kind_of(entity) != kind:
             continue
         total += entity not in found
         if total <= MAX_SCANNED:
             found.setdefault(entity, match)
-    key = name if of_kind else wanted
-    best = sorted(found.items(), key=lambda pair: rank_match(pair[1], pair[0], key))[:most]
+    if not found:
+        found, total = find_partial(index, wanted)
+    ranked = sorted(found.items(), key=lambda pair: (pair[0] not in exact, rank_match(pair[1], pair[0], key)))
     return [
         {
             "kind": kind_of(entity),
@@ -133,20 +157,71 @@ def find_entities(index: Index, topology: Topology, wanted: str, most: int) -> t
             "text": ", ".join(topology.parents.get(entity, ())[:3]),
             "state": None,
         }
-        for entity, match in best
+        for entity, match in ranked[:most]
     ], total
 
 
-def find_incidents(incidents: Iterable[Incident], wanted: str) -> list[dict[str, Any]]:
-    """Returns incidents with all words in id, title, cause or detector; unresolved ones first, then the newest."""
-    words = wanted.split()
-    found = [i for i in incidents if all(word in _text_of(i) for word in words)]
-    found.sort(key=lambda i: (i.resolved is not None, -i.opened, i.id))
+def find_exact(index: Index, wanted: str) -> Iterator[tuple[str, str]]:
+    """Yields (entity, match) of names and serial numbers that are the text, of entities that pages name so, and of
+    those that a title begins with."""
+    yield from index.find_exact(wanted)
+    for text in (wanted, *list_heads(wanted)):
+        for candidate in parse_entity_name(text):
+            kind, _, name = candidate.partition(":")
+            yield from (row for row in index.find_exact(name) if row[0].casefold() == candidate and kind)
+
+
+def find_partial(index: Index, wanted: str) -> tuple[dict[str, str], int]:
+    """Returns entity -> match by the beginning of a name as pages show it, `GPU 3 of n0`, and how many there are."""
+    kind, part, owner = split_part(wanted.removesuffix(" of"))
+    found: dict[str, str] = {}
+    total = 0
+    for entity, match in index.find(owner) if kind and owner else ():
+        if kind_of(entity) != kind or (part and match.casefold().partition(".")[2] != part):
+            continue
+        total += entity not in found
+        if total <= MAX_SCANNED:
+            found.setdefault(entity, match)
+    return found, total
+
+
+def list_heads(title: str) -> list[str]:
+    """Returns what stands before each `: ` of a title, the first MAX_HEADS: the name of a device may have one too."""
+    bare = _MARKS.sub("", title)
+    ends = islice(re.finditer(": ", bare), MAX_HEADS)
+    return [bare[: end.start()] for end in ends]
+
+
+def fold_text(text: str) -> str:
+    """Returns a title or what a person typed without case, marks, separators of thousands and ellipsis."""
+    return _THOUSANDS.sub("", _MARKS.sub("", text.casefold())).rstrip("….").strip()
+
+
+def find_incidents(stored: StoredIncidents, texts: Sequence[str], wanted: str) -> list[dict[str, Any]]:
+    """Returns incidents with all words in `texts`: id, title, cause, detector; that of the whole title first, then
+    unresolved ones, then the newest. Without any, those of the device that a title begins with: its numbers change."""
+    folded = fold_text(wanted)
+    for tried in (folded, *list_heads(folded)):
+        words = [bare for word in tried.split() if (bare := word.strip(".,;:…"))]
+        found = [i for i, text in zip(stored.rows, texts, strict=True) if words and all(w in text for w in words)]
+        if found:
+            break
+    found.sort(key=lambda i: (not is_titled(i, folded), i.resolved is not None, -i.opened, i.id))
     return [{"kind": "incident", "id": i.id, "match": i.id, "text": i.summary, "state": i.state} for i in found]
 
 
-def _text_of(incident: Incident) -> str:
-    return f"{incident.id} {incident.summary} {incident.cause} {incident.detector}".lower()
+def is_titled(incident: Incident, folded: str) -> bool:
+    """Returns whether a folded text is the id, or the title or more than half of its beginning."""
+    title = fold_text(incident.summary)
+    return folded == incident.id.casefold() or (title.startswith(folded) and 2 * len(folded) > len(title))
+
+
+def write_texts(incidents: Iterable[Incident]) -> list[str]:
+    """Returns of each incident the text in which words are found, with names of its entities as they are shown."""
+    return [
+        fold_text(f"{i.id} {i.summary} {i.cause} {i.detector} {entity_name(i.cause)} {entity_name(i.entity)}")
+        for i in incidents
+    ]
 
 
 search_router = APIRouter(prefix="/api/v1")
@@ -156,12 +231,14 @@ Text = Annotated[str, Query(min_length=1, max_length=MAX_CHARACTERS, description
 @search_router.get("/search", response_model=Results)
 def search(request: Request, q: Text, limit: Annotated[int, Query(ge=1, le=MAX_RESULTS)] = 20) -> Response:
     """Nodes, racks, jobs and all other entities by name or serial number, and incidents."""
-    service, wanted = get_context(request), q.strip().lower()
+    service, wanted = get_context(request), q.strip().casefold()
     if not wanted:
         return json_response({"query": q, "results": [], "total": 0})
     topology = service.topology_copy.get()
     entities, total = find_entities(_get_index(service), topology, wanted, limit)
-    incidents = find_incidents(load_incidents(service).rows, wanted)
+    stored = load_incidents(service)
+    texts = service.remember("incident texts", stored, lambda: write_texts(stored.rows))
+    incidents = find_incidents(stored, texts, wanted)
     shown = _mix(entities, incidents, limit, wanted)
     return json_response({"query": q, "results": shown, "total": total + len(incidents)})
 

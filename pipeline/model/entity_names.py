@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 TITLE_LENGTH = 80
 """Most characters of a title: a pager shows no more."""
@@ -79,6 +79,52 @@ def entity_name(entity: str) -> str:
     if dot and kind in _OF_A_JOB:
         return f"{word} {part} of job {owner}"
     return f"{word} {part} of {owner}" if dot else f"{word} {name}"
+
+
+def parse_entity_name(text: str) -> tuple[str, ...]:
+    """Returns the entities that may have this name, in any case, case-folded: the inverse of `entity_name`.
+
+    Several, as names may have dots, `=` and ` of ` themselves: `GPU 3 of n042` is `gpu:n042.3` or `gpu:3 of n042`.
+    """
+    folded = text.casefold()
+    kind, rest = split_kind(folded)
+    written = (folded,) if ":" in folded else ()
+    if not kind:
+        whole = next((k for k, (word, _) in KINDS.items() if folded == f"whole {word.casefold()}"), "")
+        return (f"{whole}:all", *written) if whole else written
+    found = [rest]
+    if kind in _VERSIONS:
+        found += [f"{rest[: at.start()]}={rest[at.end() :]}" for at in re.finditer(" ", rest)]
+    else:
+        found += [f"{owner}.{part}" for part, owner in _split_owner(kind, rest) if "." not in owner]
+    return (*(f"{kind}:{name}" for name in found if name), *written)
+
+
+def split_kind(text: str) -> tuple[str, str]:
+    """`GPU 3 of n042` -> (`gpu`, `3 of n042`), `leaf switch l7` -> (`leaf`, `l7`), case-folded; (``, the text) if it
+    does not begin with the word of a kind."""
+    folded = text.casefold()
+    for kind, (word, _) in KINDS.items():
+        if folded.startswith(f"{word.casefold()} "):
+            return kind, folded[len(word) + 1 :]
+    return "", folded
+
+
+def split_part(text: str) -> tuple[str, str, str]:
+    """`GPU 3 of n042` -> (`gpu`, `3`, `n042`), `node n0` -> (`node`, ``, `n0`), case-folded: kind, part and owner of a
+    name that may not be complete."""
+    kind, rest = split_kind(text)
+    part, owner = next(_split_owner(kind, rest), ("", rest)) if kind else ("", rest)
+    return kind, part, owner
+
+
+def _split_owner(kind: str, rest: str) -> Iterator[tuple[str, str]]:
+    """Yields (part, owner) of each way to read `PART of OWNER`, the shortest owner first."""
+    between = " of job " if kind in _OF_A_JOB else " of "
+    at = rest.rfind(between)
+    while at >= 0:
+        yield rest[:at], rest[at + len(between) :]
+        at = rest.rfind(between, 0, at + len(between) - 1)
 
 
 def pager_title(entity: str, text: str) -> str:

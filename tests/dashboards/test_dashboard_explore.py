@@ -82,6 +82,13 @@ def test_enter_chooses_the_first_match_not_all(api: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", ["GPU 3 of n003", " gpu 3 OF N003", "gpu:n003.3", "N003.3"])
+def test_a_device_is_chosen_by_the_name_that_the_page_shows(api: Any, text: str) -> None:
+    names = ("gpu:n003.30", "gpu:n003.3", "gpu:n0033.3")
+    api.hits = [{"kind": "gpu", "id": e, "match": e, "text": "", "state": None} for e in names]
+    assert choose.find_entities(text) == ("gpu:n003.3",)
+
+
 def test_the_address_has_the_view(api: Any) -> None:
     serve_node(api)
     test = page(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.model.entity_names import (
+    KINDS,
     TITLE_LENGTH,
     add_to_title,
     entity_name,
     pager_title,
+    parse_entity_name,
     short_duration,
     short_number,
+    split_part,
 )
+from pipeline.model.signals import CLASS_OF_KIND
 
 
 @pytest.mark.parametrize(
@@ -91,3 +97,46 @@ def test_a_title_says_who_is_affected_if_it_fits_and_does_not_say_so_itself(
 ) -> None:
     assert add_to_title(title, affected) == shown
     assert len(shown) <= TITLE_LENGTH
+
+
+NAME = st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=24)
+"""Names of entities: dots, `=`, ` of ` and capital letters are common in them."""
+NAMES = st.one_of(
+    NAME,
+    st.sampled_from(["all", "ALL", "N042.3", "a.b.c", "x of y.3", "y.3 of x", "driver=550.1=b", "81.17", "3 of job 8"]),
+    st.builds("{}.{}".format, NAME, NAME),
+    st.lists(st.sampled_from([".", " of ", " of job ", "=", " ", "a", "B", "7"]), min_size=1, max_size=9).map("".join),
+)
+
+
+@given(kind=st.sampled_from(sorted({*KINDS, *CLASS_OF_KIND, "widget"})), name=NAMES)
+def test_a_name_leads_back_to_its_entity_in_any_case(kind: str, name: str) -> None:
+    """Of every kind that has a name and of every kind of the catalogue."""
+    entity = f"{kind}:{name}"
+    shown = entity_name(entity)
+    for text in (shown, shown[:1].upper() + shown[1:], "".join(c.swapcase() if c.isascii() else c for c in shown)):
+        assert entity.casefold() in parse_entity_name(text), text
+
+
+@pytest.mark.parametrize("text", ["", ":", "of", "gpu ", "whole", "whole moon", "rank 3 of n1"])
+def test_other_texts_are_names_of_no_device_and_part(text: str) -> None:
+    assert all("." not in entity for entity in parse_entity_name(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("GPU 3 of N0", ("gpu", "3", "n0")),
+        ("leaf switch l", ("leaf", "", "l")),
+        ("rank 17 of job 8", ("rank", "17", "8")),
+        ("n042", ("", "", "n042")),
+    ],
+)
+def test_the_beginning_of_a_name_has_kind_part_and_owner(text: str, parts: tuple[str, str, str]) -> None:
+    assert split_part(text) == parts
+
+
+def test_the_readings_of_a_hostile_name_are_bounded() -> None:
+    """300 characters are the longest search."""
+    for text in ("gpu" + " of " * 74, "version" + " a" * 146, "rank" + " of job " * 37):
+        assert len(parse_entity_name(text)) <= 150
