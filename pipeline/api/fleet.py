@@ -89,24 +89,17 @@ def build_fleet(
 
     listed: the nodes that the answer lists; None: all. Counts are always of all.
     """
-    counts, only_affected, all_simulated, nodes = Counter(dict.fromkeys(STATES, 0)), 0, 0, []
+    counts, only_affected, nodes = Counter(dict.fromkeys(STATES, 0)), 0, []
+    all_simulated = 0
     for entity, simulated, last, state in _judge_nodes(nodes_known, unresolved, seen, now):
         others = unresolved.affected.get(entity, [])
         counts[state] += 1
         all_simulated += simulated
         only_affected += state == "ok" and bool(others)
         if listed is None or entity in listed:
-            nodes.append(
-                {
-                    "entity": entity,
-                    "rack": topology.ancestor_of_kind(entity, "rack"),
-                    "state": state,
-                    "last_seen": None if last is None else iso(last),
-                    "simulated": simulated,
-                    "incidents": [*unresolved.faulty.get(entity, []), *others],
-                    "affected_by": others,
-                }
-            )
+            known = {"state": state, "last_seen": None if last is None else iso(last), "simulated": simulated}
+            causes = {"incidents": [*unresolved.faulty.get(entity, []), *others], "affected_by": others}
+            nodes.append({"entity": entity, "rack": topology.ancestor_of_kind(entity, "rack"), **known, **causes})
     return {
         "as_of": iso(now),
         "watermark": None if health["watermark"] is None else iso(health["watermark"]),
