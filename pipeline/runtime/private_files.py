@@ -33,7 +33,7 @@ PRIVATE_KEY = "PRIVATE KEY-----"
 """Text in the first and the last line of each private key in PEM."""
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 """Variable that the kubelet sets in every container."""
-_OTHERS, _WRITABLE = 0o077, 0o022
+_OTHERS, _WRITABLE, _PASS = 0o077, 0o022, 0o011
 _STATUS = frozenset({"status.json", "status.json.new"})
 """Health status of the agent, which it makes readable for `fleetpulse check` of any user."""
 _NAMED = 3  # paths named in a message; chosen: the fix covers all
@@ -186,7 +186,23 @@ def list_state_paths(config: Config) -> Iterator[Path]:
 def find_open_state(paths: Iterable[Path]) -> list[tuple[Path, int]]:
     """Returns (path, mode) of paths that other users can access; links and missing files are skipped."""
     found = ((path, _mode(path)) for path in paths)
-    return [(path, mode) for path, mode in found if mode is not None and mode & _forbidden_bits(path)]
+    return [(path, mode) for path, mode in found if mode and mode & _forbidden_bits(path) and not _is_hidden(path)]
+
+
+def _is_hidden(path: Path) -> bool:
+    """Returns whether a folder above a path keeps all other users out, whatever the mode of the path itself is."""
+    place = Path(os.path.realpath(path))
+    try:
+        owners = frozenset({0, os.stat(place).st_uid, os.stat(place.parent).st_uid})
+        return any(_is_shut(folder, owners) for folder in place.parents)
+    except OSError:
+        return False
+
+
+def _is_shut(folder: Path, owners: frozenset[int]) -> bool:
+    """Returns whether only root and `owners` pass a folder. With a list of further users (ACL) the group's bits do."""
+    found = os.stat(folder)
+    return not found.st_mode & _PASS and found.st_uid in owners
 
 
 def _forbidden_bits(path: Path) -> int:

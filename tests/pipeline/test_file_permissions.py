@@ -37,6 +37,13 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.fixture(autouse=True)
+def reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the folder of a test and those above it, which are 0700, as open to all."""
+    real, opened = private_files._is_shut, (tmp_path, *tmp_path.parents)
+    monkeypatch.setattr(private_files, "_is_shut", lambda folder, owners: folder not in opened and real(folder, owners))
+
+
 def file_modes(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): stat.S_IMODE(p.lstat().st_mode) for p in folder.rglob("*")}
 
@@ -103,6 +110,30 @@ def test_doctor_fails_on_open_state_and_its_fix_closes_it(tmp_path: Path) -> Non
     assert private_files.list_warnings(config) == []
 
 
+def test_what_is_below_a_folder_that_keeps_others_out_is_not_accessible(tmp_path: Path) -> None:
+    """A store of mode 0644, as older versions made it, in the 0700 of its service: the gate of the upgrade failed."""
+    state = tmp_path / "state"
+    config = config_of(state)
+    for folder in (state, state / "spool"):
+        folder.mkdir(mode=0o700)
+    for name in ("store.duckdb", "spool/x"):
+        (state / name).touch()
+        (state / name).chmod(0o644)
+    assert doctor.permissions(config).state == "ok"
+    assert private_files.list_warnings(config) == []
+    for mode in (0o701, 0o710):
+        state.chmod(mode)
+        assert f"{state / 'store.duckdb'} (0644)" in doctor.permissions(config).found, mode
+    state.chmod(0o700)
+    if os.geteuid() == 0:
+        above = tmp_path / "above"
+        above.mkdir(mode=0o700)
+        state.rename(above / "state")
+        os.chown(above, 8600, 8600)
+        (above / "state").chmod(0o755)
+        assert doctor.permissions(config_of(above / "state")).state == "fail", "another user has the folder above"
+
+
 def test_the_status_file_for_other_users_is_allowed_unless_others_can_write_it(tmp_path: Path) -> None:
     """`doctor` once failed on every host whose agent writes it beside the spool, and the agent reverted the fix."""
     tmp_path.chmod(0o700)
@@ -112,8 +143,11 @@ def test_the_status_file_for_other_users_is_allowed_unless_others_can_write_it(t
     shown.write_text("{}")
     shown.chmod(FILE_MODE)
     assert doctor.permissions(config_of(tmp_path)).state == "ok"
+    shown.parent.chmod(0o755)
+    shown.parent.parent.chmod(0o755)
+    assert private_files.find_open_state([shown]) == []
     shown.chmod(0o666)
-    assert doctor.permissions(config_of(tmp_path)).state == "fail"
+    assert private_files.find_open_state([shown]) == [(shown, 0o666)]
 
 
 def test_the_fix_never_closes_a_folder_that_all_users_share(tmp_path: Path) -> None:
