@@ -127,8 +127,9 @@ def has_unit(service: str) -> bool:
 
 
 def is_expected(service: str) -> bool:
-    """Returns whether a service should run here: its unit is enabled, or was started and not stopped; or a container
-    was made for it, whose first process it is. A unit that a person stopped and disabled is not expected."""
+    """Returns whether a service should run here: its unit is enabled, or was started and runs or is started again; or a
+    container was made for it, whose first process it is. A unit that is disabled and does not run is kept off, also one
+    that is `failed`: `systemctl disable --now` does not end that state."""
     if is_container_of(service):
         return True
     unit = f"fleetpulse-{service}.service"
@@ -136,7 +137,7 @@ def is_expected(service: str) -> bool:
         return False
     if any(os.path.lexists(folder / unit) for folder in HOST_UNITS.glob("*.wants")):
         return True
-    return _ask_state(unit) in ("active", "activating", "deactivating", "failed", "reloading")
+    return _ask_state(unit) in ("active", "activating", "deactivating", "reloading")
 
 
 def is_container_of(service: str) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.node.doctor import check_agent
+from agents.node.health import status_file
+from pipeline.commands import doctor
 from pipeline.commands.doctor_dashboard import check_dashboard
 from pipeline.commands.doctor_units import check_executor
 from pipeline.config.dashboard import Dashboard
-from pipeline.config.sections import Api, Config
+from pipeline.config.sections import Agent, Api, Config, Spool, Store
 from pipeline.runtime import systemd
 
 SHELL = shutil.which("sh")
@@ -78,6 +82,24 @@ def test_a_dashboard_that_runs_or_of_which_systemd_says_nothing_is_not_down(mana
 def test_a_disabled_dashboard_is_kept_off(manager: Manager) -> None:
     manager.answer("inactive")
     assert check_dashboard(Config()).state == "ok"
+
+
+def test_a_unit_that_ended_and_was_then_disabled_is_kept_off(manager: Manager, tmp_path: Path) -> None:
+    """`to keep it off: systemctl disable --now` did not end the failure: systemd keeps the state `failed`."""
+    config = Config(agent=Agent(node="n1"), spool=Spool(tmp_path / "spool"), store=Store(tmp_path / "store.duckdb"))
+    config = replace(config, api=Api(port=1))
+    status = status_file.spool_status_path(config.spool.directory, "n1")
+    status.parent.mkdir(parents=True)
+    status.write_text("{}")
+    manager.answer("failed", "ActiveState=failed\nSubState=failed")
+    for service in ("agent", "pipeline", "dashboard", "executor"):
+        manager.enable(service)
+    checks = (check_agent, doctor.api, check_dashboard, check_executor)
+    assert [check(config).state for check in checks] == ["fail"] * 4
+    for service in ("agent", "pipeline", "dashboard", "executor"):
+        manager.disable(service)
+    assert [check(config).state for check in checks] == ["warn", "warn", "ok", "info"]
+    assert "its unit is disabled" in check_agent(config).found
 
 
 def test_an_executor_that_systemd_starts_again_and_again_fails(manager: Manager) -> None:
