@@ -22,6 +22,7 @@ from typing import Any
 from pipeline.commands import doctor_dashboard, doctor_senders, doctor_slurm, doctor_units
 from pipeline.commands.checks import Check
 from pipeline.commands.installed import is_node
+from pipeline.commands.next_steps import AS_ROOT, lacks_rights
 from pipeline.config.addresses import hide_in_text
 from pipeline.config.changes import compare_configs
 from pipeline.config.sections import Config
@@ -166,7 +167,7 @@ def store(config: Config) -> Check:
     place = _write_obstacle(path.parent)
     if place is not None:
         meaning = "the pipeline cannot store anything"
-        return Check("store", "fail", place, meaning, f"mkdir -p {path.parent} && chown $USER {path.parent}")
+        return Check("store", "fail", place, meaning, _suggest_folder(path.parent))
     if not path.exists():
         fix = _suggest_start(config, "fleetpulse init")
         return Check("store", "warn", f"{path} does not exist yet", "nothing was stored here so far", fix)
@@ -184,7 +185,7 @@ def spool(config: Config) -> Check:
     place = _write_obstacle(directory)
     if place is not None:
         meaning = "the agent cannot keep telemetry until it is stored"
-        return Check("spool", "fail", place, meaning, f"mkdir -p {directory} && chown $USER {directory}")
+        return Check("spool", "fail", place, meaning, _suggest_folder(directory))
     if not directory.exists() and config.pipeline.transport == "kafka" and not is_node():
         return Check(
             "spool", "info", f"{directory} does not exist: no agent has run here; with Kafka a server needs none"
@@ -457,6 +458,11 @@ def _write_obstacle(folder: Path) -> str | None:
     if not place.is_dir():
         return f"{place} is not a directory"
     return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written"
+
+
+def _suggest_folder(folder: Path) -> str:
+    """Returns how to get a folder that this user can write; where it is that of a service, to look as root."""
+    return AS_ROOT if lacks_rights() else f"mkdir -p {folder} && chown $USER {folder}"
 
 
 def _find_holder(path: Path) -> str | None:

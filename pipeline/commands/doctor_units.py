@@ -4,6 +4,7 @@ same."""
 
 from __future__ import annotations
 
+import re
 from os.path import realpath
 
 from pipeline.commands.checks import Check
@@ -91,13 +92,30 @@ def check_in_force(config: Config) -> Check | list[Check]:
 def _find_fault(service: str, digest: str, refused: str, config: Config) -> Check | None:
     meaning = f"the {service} runs with the configuration of before: what was changed since is not in force"
     if refused:
-        verb = "restart" if f"restart the {service}" in refused else "reload"
-        fix = f"correct that, then systemctl {verb} fleetpulse-{service}"
+        fix = _suggest_after_refusal(service, refused)
         return Check(IN_FORCE, "fail", f"{service}: the last reload was refused: {refused}", meaning, fix)
     if digest and digest != config.digest:
         found = f"{service}: {config.source} or a file of its conf.d was changed after it was read"
         return Check(IN_FORCE, "warn", found, meaning, f"systemctl reload fleetpulse-{service}; doctor then says more")
     return None
+
+
+def _suggest_after_refusal(service: str, refused: str) -> str:
+    """Returns what puts a refused configuration in force. A reload makes no copies and takes no other name of the site:
+    where that was asked for, nothing is wrong but the reload."""
+    restart = f"systemctl restart fleetpulse-{service}"
+    if f"restart the {service} for that" in refused:
+        return f"{restart}: a reload cannot change it"
+    folder = CREDENTIALS / f"fleetpulse-{service}.service"
+    named = re.search(rf"{re.escape(str(folder))}/([^\s'\":;,]+)", refused)
+    if named is None:
+        return f"correct that, then systemctl reload fleetpulse-{service}"
+    handed_out = list_handed_out().get(folder / named[1])
+    restart = f"systemctl daemon-reload && {restart}: a reload makes no copies"
+    if handed_out is None:
+        drop_in = HOST_UNITS / f"{folder.name}.d" / "secrets.conf"
+        return f"LoadCredential={named[1]}:FILE below [Service] in {drop_in}; then {restart}"
+    return f"correct {handed_out.file}, then {restart}" if (folder / named[1]).exists() else restart
 
 
 def _is_theirs(config: Config) -> bool:

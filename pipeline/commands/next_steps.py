@@ -15,6 +15,7 @@ from pipeline.runtime import systemd
 
 SHOWN = 3
 """Steps that are named; more confuse. Chosen."""
+AS_ROOT = "sudo fleetpulse doctor"
 GATE = "FLEETPULSE_GATE"
 """Variable of the environment with which a round of `doctor --wait` knows that it is one."""
 STARTING = "is starting"
@@ -32,8 +33,8 @@ def suggest_next(config: Config, checks: Sequence[Check]) -> list[str]:
                 fixes.setdefault(check.fix, check.name)
     steps = [f"{name}: {fix}" for fix, name in fixes.items()]
     failed = sum(check.state == "fail" for check in checks)
-    if failed and os.geteuid() != 0 and any(map(systemd.has_unit, ("agent", "pipeline"))):
-        return ["Next: run it as root, since this user may not read what the services read: sudo fleetpulse doctor"]
+    if failed and lacks_rights():
+        return [f"Next: run it as root, since this user may not read what the services read: {AS_ROOT}"]
     if steps:
         head = (
             "Next: correct what fails, then run fleetpulse doctor again" if failed else "Next: nothing fails; improve"
@@ -46,6 +47,11 @@ def suggest_next(config: Config, checks: Sequence[Check]) -> list[str]:
         return ["Next: every check passed with defaults; for a site: fleetpulse setup"]
     address = config.notify.external_url or f"http://{config.dashboard.host}:{config.dashboard.port}"
     return [f"Next: every check passed; the dashboard is {address}"]
+
+
+def lacks_rights() -> bool:
+    """Returns whether services of units have state and secrets here that this user may not read."""
+    return os.geteuid() != 0 and any(map(systemd.has_unit, ("agent", "pipeline")))
 
 
 def is_gate() -> bool:

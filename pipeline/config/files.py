@@ -48,11 +48,16 @@ def find_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | Non
 
 
 def _is_there(path: Path) -> bool:
-    """Returns whether a name exists, also of a link that leads nowhere or may not be followed: its reading says so."""
+    """Returns whether a name exists, also of a link that leads nowhere: its reading says so.
+
+    Nothing is there of the folder where this was started if this user may not enter it (`sudo -u` in /root).
+    """
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except PermissionError:
+        return path.is_absolute()
     except OSError:
         return True
     return True

@@ -537,3 +537,24 @@ def _read_reasons(url: str) -> str:
 def _hang_up(pipeline: subprocess.Popen[bytes]) -> bool:
     pipeline.send_signal(signal.SIGHUP)
     return True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_that_this_user_may_not_enter_has_no_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sudo -u fleetpulse fleetpulse ...` in /root ended with `fleetpulse.toml: cannot be read`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "HOST", Path("/proc/self/status"))
+    (tmp_path / "fleetpulse.toml").touch(0o644)
+    tmp_path.chmod(0o700)
+    assert files.find_file(None, {}) == Path("fleetpulse.toml")
+    os.seteuid(65534)
+    try:
+        found = files.find_file(None, {})
+        monkeypatch.setattr(files, "HOST", tmp_path / "fleetpulse.toml")
+        denied = files.find_file(None, {})
+    finally:
+        os.seteuid(0)
+    assert found == Path("/proc/self/status")
+    assert denied == tmp_path / "fleetpulse.toml", "that of the host exists, and its reading says what is wrong"

@@ -171,10 +171,13 @@ def test_a_person_without_rights_on_a_host_with_units_is_told_to_run_it_as_root(
     checks = doctor.run_checks(config, [check_agent])
     assert [(one.name, one.state) for one in checks] == [("agent", "fail")]
     monkeypatch.setattr(next_steps.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(doctor, "_write_obstacle", lambda folder: f"{folder} cannot be written")
+    assert {check(config).fix for check in (doctor.store, doctor.spool)} == {"sudo fleetpulse doctor"}
     (line,) = next_steps.suggest_next(config, checks)
     assert line.endswith("sudo fleetpulse doctor")
     monkeypatch.setattr(next_steps.os, "geteuid", lambda: 0)
     assert "sudo" not in "".join(next_steps.suggest_next(config, checks))
+    assert doctor.spool(config).fix.startswith("mkdir -p ")
 
 
 @pytest.mark.parametrize(
@@ -270,9 +273,40 @@ def test_what_needs_a_restart_names_it_and_the_agents_own_status_stays_before_it
     host.status["pipeline"] = read_status(listener)
     assert host.status["pipeline"].startswith(f"12 collectors, failing: none; configuration {before.digest}, a later")
     ((state, found, fix),) = of_units(config, "in force")
-    assert (state, fix) == ("fail", "correct that, then systemctl restart fleetpulse-pipeline")
+    assert (state, fix) == ("fail", "systemctl restart fleetpulse-pipeline: a reload cannot change it")
     assert "site.name changed: restart the pipeline for that" in found
     accepted.take_texts(os.environ)
+
+
+def test_after_a_refusal_for_a_missing_copy_the_fix_is_what_makes_one(
+    host: Host, told: tuple[SystemdNotifier, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`correct that, then systemctl reload` can never make a copy: each reload was refused again."""
+    monkeypatch.setattr(serve, "record_reload", lambda *_: None)
+    for module in (credentials, doctor_units):
+        monkeypatch.setattr(module, "CREDENTIALS", host.etc / "credentials")
+    notifier, listener = told
+    copy = host.etc / "credentials/fleetpulse-dashboard.service/oidc-secret"
+    hangup = serve.watch_hangup(host.write(""), lambda: load_config(host.file, {}), notifier)
+    config = host.write(LOGIN.format(etc=host.etc, secret=copy))
+
+    def reload() -> str:
+        signal.raise_signal(signal.SIGHUP)
+        assert not hangup.poll()
+        notifier.notify_alive()
+        host.status["dashboard"] = read_status(listener)
+        ((state, found, fix),) = of_units(config, "in force")
+        assert (state, str(copy) in found) == ("fail", True)
+        return fix
+
+    restart = "systemctl daemon-reload && systemctl restart fleetpulse-dashboard: a reload makes no copies"
+    drop_in = "/etc/systemd/system/fleetpulse-dashboard.service.d/secrets.conf"
+    assert reload() == f"LoadCredential=oidc-secret:FILE below [Service] in {drop_in}; then {restart}"
+    host.write_drop_in("dashboard", f"LoadCredential=oidc-secret:{host.etc}/oidc-secret")
+    assert reload() == restart
+    copy.parent.mkdir(parents=True)
+    copy.touch()
+    assert reload() == f"correct {host.etc}/oidc-secret, then {restart}"
 
 
 def test_another_file_than_that_of_the_units_is_not_compared(host: Host, tmp_path: Path) -> None:
