@@ -37,6 +37,7 @@ from detectors.xid.levels import (
     UNCORRECTED,
     level_of_action,
     level_of_codes,
+    rank_codes,
     read_code,
     recovery_action,
     requires_reset,
@@ -196,7 +197,7 @@ def is_latched(case: Case, at: Level) -> bool:
 def describe_case(entity: str, case: Case, own: Mapping[int, Level]) -> str:
     """Returns a title: what happened, and the first step, for which further facts and the name of the XID give way."""
     facts = [words for _, words, _ in sorted(case["facts"].values(), key=lambda fact: -LEVELS.index(fact[0]))]
-    codes = sorted(xid_codes(case), key=lambda code: -LEVELS.index(level_of_codes([code], own)))
+    codes = rank_codes(xid_codes(case), own)
     number = [f"XID {codes[0]}"] if codes else []
     xid = [f"{number[0]} {case['codes'][str(codes[0])][1]}".rstrip()] if codes else []
     others = f" (also XID {', '.join(map(str, codes[1:]))})" if codes[1:] else ""

@@ -13,7 +13,7 @@ takes a disk or a bus away pages; what the kernel corrected or only warns of doe
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from detectors.base.event_data import read_integer, read_text
@@ -65,6 +65,11 @@ def level_of_codes(codes: Collection[int], own: Mapping[int, Level]) -> Level:
     if UNCORRECTED & set(codes) and REMAPPED & set(codes) and not UNCONTAINED & set(codes):
         found = [own.get(c) or ("ticket" if c in UNCORRECTED else _default_level(c)) for c in codes if c != RECOVERY]
     return max(found, key=LEVELS.index, default="suspect")
+
+
+def rank_codes(codes: Iterable[int], own: Mapping[int, Level]) -> list[int]:
+    """Returns XIDs, the most severe first. own: configured levels."""
+    return sorted(codes, key=lambda code: -LEVELS.index(level_of_codes([code], own)))
 
 
 def site_levels(suspects: Collection[int], tickets: Collection[int], pages: Collection[int]) -> dict[int, Level]:

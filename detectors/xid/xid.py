@@ -18,7 +18,7 @@ from detectors.base.findings import OpenConditions, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.job_index import JobIndex
 from detectors.xid.cases import GONE_AFTER, MAX_UNKNOWN, QUIET_FOR, REPEAT_FOR, Case, CaseSchedule, ProgramFaults
-from pipeline.model.entity_names import pager_title
+from pipeline.model.entity_names import pager_title, short_duration
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
 
@@ -86,6 +86,7 @@ class Xid(Detector):
 
     cases: dict[str, Case] = notes()
     conditions: OpenConditions = notes()
+    resets: dict[str, list[int]] = notes()  # GPU -> its worst XID and the time of the reset, within an hour
     link_errors: dict[str, int] = notes()  # GPU -> first message about a link that nothing reads, within an hour
     reads_nvlinks: bool = notes(bool)  # so that the detector link_nvlink judges them
     odd: NDArray[np.int8] = memory(0, np.int8)  # frames in a row in which the driver reported a fault
@@ -172,8 +173,7 @@ class Xid(Detector):
             took = read_duration(event.data.get("seconds"))
             slow = took is not None and took >= _SLOW_CALL_S
             level: Level = "ticket" if slow and event.entity not in self.cases else "suspect"
-            words = "slow driver call" if took is None else f"driver call of {took:.1f} s"
-            self._add_fact(event, event.entity, "slow_call", (level, words))
+            self._add_fact(event, event.entity, "slow_call", (level, self._describe_call(event, took)))
         elif event.kind == "nvml_refused":
             self._add_fact(event, event.entity, "nvml_refused", ("suspect", "refuses NVML calls that worked before"))
         elif gpu and (known := levels.GPU_PATTERNS.get(str(event.data.get("pattern")))):
@@ -183,6 +183,15 @@ class Xid(Detector):
             where = event.entity if gpu else topology.ancestor_of_kind(event.entity, "node") or event.entity
             self._add_fact(event, where, kind, (level, words), kind in levels.PCIE)
         return []
+
+    def _describe_call(self, event: Event, took: float | None) -> str:
+        """Returns the words for a slow call of the driver. One that began before a reset ends with it: then with the
+        XID for which the GPU was reset."""
+        words = "slow driver call" if took is None else f"driver call of {short_duration(took)}"
+        code, at = self.resets.get(event.entity, [0, 0])
+        if took is None or event.entity in self.cases or event.time - took * SECOND > at:
+            return words
+        return f"XID {code} and a {words}, then reset"
 
     def _open_case(self, entity: str, time: int) -> Case:
         """Returns the case of an entity; after REPEAT_FOR without an event it begins again, with the facts before."""
@@ -286,7 +295,10 @@ class Xid(Detector):
 
     def _close_case(self, entity: str, time: int, why: str) -> list[Finding]:
         """Drops a case; returns its end if it was reported."""
-        self.cases.pop(entity, None)
+        case = self.cases.pop(entity, None)
+        if why == _WHY_RESET and case is not None and (codes := xid_cases.xid_codes(case)):
+            kept = {gpu: reset for gpu, reset in self.resets.items() if 0 <= time - reset[1] <= REPEAT_FOR}
+            self.resets = {**kept, entity: [levels.rank_codes(codes, self._site_levels)[0], time]}
         known = self.conditions.pop(entity, None)
         if known is None:
             return []

@@ -66,6 +66,21 @@ def parse_hours_or_zero(text: str) -> float:
     return found
 
 
+MOST_OWNED_HOURS = 168.0
+"""Longest acknowledgement (h), as the API takes it (pipeline/engine/people.py): a week."""
+
+
+def parse_owned_hours(text: str) -> float:
+    """Returns for how many hours an incident is acknowledged; 0: without an end. Raises ArgumentTypeError."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= MOST_OWNED_HOURS:
+        raise _refuse(text, f"a number of hours, at most {MOST_OWNED_HOURS:.0f}, or 0: it never expires")
+    return found
+
+
 def parse_time(text: str) -> str:
     """Returns an ISO 8601 time as it was given. Raises ArgumentTypeError."""
     from datetime import datetime

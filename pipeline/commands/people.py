@@ -22,6 +22,7 @@ from pipeline.model.entity_names import entity_name, short_duration
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso, iso
 from pipeline.model.regular_files import read_regular_text
+from pipeline.model.silence_end import describe_end
 from pipeline.runtime.guides import guide
 
 Rows = list[Mapping[str, Any]]
@@ -79,7 +80,7 @@ def _list_silences(config: Config, ids: Sequence[str]) -> list[str]:
     """Returns a text for each silence of an incident: id, end, author and reason."""
     known = {s["id"]: s for s in _get(config, "/silences?active=true")["silences"]} if ids else {}
     found = [(id_, known.get(id_)) for id_ in ids]
-    return [id_ if s is None else f"{id_} until {_brief(s['until'])}, {s['author']}: {s['reason']}" for id_, s in found]
+    return [id_ if s is None else f"{id_} until {describe_end(s)}Z, {s['author']}: {s['reason']}" for id_, s in found]
 
 
 def _fact_rows(incident: Mapping[str, Any], silences: Sequence[str]) -> Rows:
@@ -318,9 +319,12 @@ RUN = {
 def shorten_times(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Rows:
     """Returns rows for people: times to the second, without the letters of ISO 8601."""
     times = {"opened", "until", "time", "created", "expires", "delivered"}
-    return [
-        {c: str(r[c])[:19].replace("T", " ") if c in times and r.get(c) else r.get(c) for c in columns} for r in rows
-    ]
+    rows = [{**r, "until": describe_end(r, 19)} if r.get("kind") == "maintenance" and "ends" in r else r for r in rows]
+    return [{c: _to_second(str(r[c])) if c in times and r.get(c) else r.get(c) for c in columns} for r in rows]
+
+
+def _to_second(time: str) -> str:
+    return time if " " in time else time[:19].replace("T", " ")  # the end of a window is text already
 
 
 def _with_person(incident: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pipeline.commands.options import (
     WHY,
     option,
     parse_hours,
-    parse_hours_or_zero,
+    parse_owned_hours,
     parse_time,
 )
 
@@ -31,7 +31,9 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             INCIDENT_IDS,
             COMMENT,
             option(
-                "--hours", "until it expires; 0: never (default: as configured)", type=parse_hours_or_zero, metavar="H"
+                *("--hours", "until it expires, at most 168; 0: never (default: as configured)"),
+                type=parse_owned_hours,
+                metavar="H",
             ),
             VERSION,
             OUTPUT,

@@ -12,6 +12,7 @@ from pipeline.incidents.silences import Silence, load_silences
 from pipeline.incidents.storms import STORM
 from pipeline.model.plain_text import make_printable
 from pipeline.model.records import SECOND, Incident, iso
+from pipeline.model.silence_end import describe_end
 from pipeline.model.text_width import wrap_text
 
 MOST_SIMILAR = 10
@@ -117,8 +118,13 @@ def _list_pending(incidents: Sequence[Incident], ending: Sequence[Silence]) -> l
             pending.append(_pending(iso(until), i.id, what, i.summary))
         elif i.state == "open" and i.severity == "page" and not _is_muted(i):
             pending.append(_pending(iso(i.opened), i.id, _waiting_page(i.life.assignee), i.summary))
-    pending += [_pending(iso(s.end), s.id, f"{s.kind} of {s.author} ends", s.reason) for s in ending]
+    pending += [_pending(iso(s.end), s.id, _name_end(s), s.reason) for s in ending]
     return sorted(pending, key=lambda row: (row["time"], row["id"]))
+
+
+def _name_end(silence: Silence) -> str:
+    grace = " with its grace" if silence.kind == "maintenance" else ""
+    return f"{silence.kind} of {silence.author} ends{grace}"
 
 
 def _waiting_page(assignee: str) -> str:
@@ -212,7 +218,7 @@ def _is_inhibited(incident: Mapping[str, Any]) -> bool:
 
 
 def _silence_line(silence: Mapping[str, Any]) -> str:
-    until = f"{silence['kind']} until {_short(silence['until'])}"
+    until = f"{silence['kind']} until {describe_end(silence)}"
     return f"{silence['id']}  {until}  {silence['text']}  {silence['author']}: {silence['reason']}"
 
 

@@ -247,3 +247,37 @@ def test_every_title_of_an_xid_says_the_first_step_where_there_is_one(entity, dr
                     has_room = pager_title(entity, f"XID {worst[0]}: {step}").endswith(step)
                     assert title.endswith(f": {step}") == (has_room and bool(step)), title
                     assert f"XID {worst[0]}" in title
+
+
+def test_a_call_that_hung_until_the_reset_keeps_the_xid_in_its_title():
+    """A GSP timeout: calls of the driver hang until the GPU is reset, and the agent reports the call after that."""
+    detector = Xid()
+    gsp = {"name": "GSP RPC timeout", "action": "reset GPU"}
+    run_frame(detector, T0, xid(T0, 119, **gsp))
+    for k in range(1, 150):
+        run_frame(detector, T0 + k * STEP)
+    reset = T0 + 150 * STEP
+    call = Event(reset + SECOND, GPU, "slow_call", {"seconds": 1500.0})
+    found = run_frame(detector, reset + STEP, Event(reset, GPU, "counter_reset", {}), call)
+    assert found[0].score == 0.0
+    found += run_frame(detector, reset + 2 * STEP)
+    assert found[-1].summary == "GPU 1 of n0: XID 119 and a driver call of 25 min, then reset"
+    assert found[-1].level == "ticket"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(75.0, "75 s"), (1500.0, "25 min"), (9000.0, "2 h")])
+def test_a_slow_call_has_a_duration_that_is_read_at_a_glance(seconds, shown):
+    detector = Xid()
+    found = run_frame(detector, T0, Event(T0, GPU, "slow_call", {"seconds": seconds}))
+    found += run_frame(detector, T0 + STEP)
+    assert found[-1].summary == f"GPU 1 of n0: driver call of {shown}"
+
+
+def test_a_call_that_began_after_the_reset_is_not_put_down_to_the_xid_before_it():
+    detector = Xid()
+    run_frame(detector, T0, xid(T0, 119, name="GSP RPC timeout", action="reset GPU"))
+    run_frame(detector, T0 + STEP, Event(T0 + STEP, GPU, "counter_reset", {}))
+    late = T0 + 20 * STEP
+    found = run_frame(detector, late, Event(late, GPU, "slow_call", {"seconds": 90.0}))
+    found += run_frame(detector, late + STEP)
+    assert found[-1].summary == "GPU 1 of n0: driver call of 90 s"

@@ -14,12 +14,15 @@ from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import list_words, make_script
 from pipeline.commands.notify import LISTED, choose_columns
+from pipeline.commands.options import MOST_OWNED_HOURS
 from pipeline.commands.output import render_rows, wrap_cells
 from pipeline.commands.people import AUDIT, _fact_rows, describe_lateness, shorten_times
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.commands.verbs import VERBS
 from pipeline.config.sections import Api, Config, Store
+from pipeline.engine import people
 from pipeline.model.records import from_iso
+from pipeline.model.silence_end import describe_end
 from tests.pipeline.api.test_api_people import Service
 from tests.pipeline.living import LivingSite
 
@@ -74,7 +77,9 @@ def test_a_shift_by_the_command_line(site, run):
     assert "Muted: 1" in run("handover")[1]
     assert json.loads(run("handover", "--output", "json")[1])[0]["muted"]["incidents"][0]["id"] == page
     assert "expired" in run("silences", "expire", silence)[1]
-    assert run("maintenance", "add", "rack:r1", "--hours", "1", "--reason", "pump")[0] == 0
+    window = run("maintenance", "add", "rack:r1", "--hours", "1", "--reason", "pump")
+    assert (window[0], " + 15 min grace" in " ".join(window[1].split())) == (0, True)
+    assert " + 15 min grace" in run("handover")[1]
     assert "silenced" in run("incidents", "list", "--state", "silenced")[1]
     assert run("resolve", ticket, page)[1].count("resolved") == 2
     assert run("reopen", page, "--comment", "still there")[1].count("open") == 1 + 1  # the heading `opened`
@@ -289,12 +294,32 @@ def test_what_is_refused_unknown_or_away_has_its_exit_code(site, run, tmp_path, 
     assert run("incidents")[0] == 4
 
 
+def test_the_longest_acknowledgement_of_the_command_is_that_of_the_api():
+    assert people.MAX_HOURS == MOST_OWNED_HOURS
+
+
+@pytest.mark.parametrize(
+    ("silence", "shown"),
+    [
+        ({"ends": "2026-01-31T08:00:00Z", "until": "2026-01-31T08:15:00Z"}, "2026-01-31 08:00 + 15 min grace"),
+        ({"ends": "2026-01-31T08:00:00Z", "until": "2026-01-31T08:00:00Z"}, "2026-01-31 08:00"),
+        (
+            {"ends": "2026-01-31T08:00:00Z", "until": "2026-01-31T06:15:00Z", "expired": "2026-01-31T06:00:00Z"},
+            "2026-01-31 06:00 + 15 min grace",
+        ),
+    ],
+)
+def test_the_end_of_a_window_says_that_a_grace_follows(silence, shown):
+    assert describe_end(silence) == shown
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("handover", "--hours", "nan"), "--hours: 'nan'; expected a number of hours, at most 87,600"),
         (("handover", "--hours", "1e9"), "--hours: '1e9'; expected a number of hours"),
-        (("ack", "x", "--hours", "-1"), "--hours: '-1'; expected a number of hours, at most"),
+        (("ack", "x", "--hours", "-1"), "--hours: '-1'; expected a number of hours, at most 168, or 0"),
+        (("ack", "x", "--hours", "169"), "--hours: '169'; expected a number of hours, at most 168, or 0"),
         (("silences", "extend", "x", "--hours", "0"), "--hours: '0'; expected a number of hours above 0"),
         (("handover", "--since", "yesterday"), "--since: 'yesterday'; expected a time like 2026-01-31T08:00:00Z"),
         (("audit", "--since", ""), "--since: ''; expected a time"),
