@@ -76,10 +76,12 @@ def _unknown_parents(merged: MergedTopology) -> Iterator[Problem]:
     """Parents of a kind of which others have a line, but not they: usually a typing error."""
     lined = {kind_of(entity) for entity, above in merged.parents.items() if above}
     by_kind = {kind: _KnownNames(names) for kind, names in _by_kind(merged.parents).items()}
+    searched = 0
     for (entity, parent), source in _first_of_each_parent(merged).items():
         kind = kind_of(parent)
         if parent not in merged.parents and kind in lined:
-            close = by_kind[kind].closest(parent)
+            close = by_kind[kind].closest(parent) if searched < MOST_SUGGESTED else ""
+            searched += 1
             hint = f"did you mean {close}?" if close else f"add a line for {parent}"
             yield Problem("warning", "unknown parent", source, parent, f"has no line; first parent of {entity}", hint)
 
