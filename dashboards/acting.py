@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dashboards import answers, identity, snapshot
 from dashboards.answers import Change
 from dashboards.client import ApiError
+from dashboards.snapshot import CachedAnswer
 from dashboards.words import age, joined
 from pipeline.model.errors import FleetpulseError
 from pipeline.model.records import SECOND
@@ -24,12 +25,28 @@ TRIES = 3
 """Writes of one click, if only Fleetpulse changed the incident in between. Chosen."""
 
 
+DOUBT_S = 2 * snapshot.INTERVAL_S
+"""Shortest time for which a lost response is shown (s): two refreshes, so that it is read, and that a write on its way
+is over. Chosen."""
+
+
 class Outcome(NamedTuple):
-    """What became of a write: the tone of a notice, and its text."""
+    """What became of a write: the tone of a notice, and its text. lost: when its response was lost, which may have said
+    that it was done (UTC us); 0: it is known."""
 
     tone: str
     text: str
     done: bool
+    lost: int = 0
+
+    def is_settled(self, answer: CachedAnswer[Any]) -> bool:
+        """Returns whether a newer answer of the API shows what became of a write whose response was lost."""
+        return bool(self.lost) and not answer.error and answer.fetched - self.lost > DOUBT_S * SECOND
+
+
+def describe_failure(error: ApiError, not_done: str) -> Outcome:
+    """Returns the outcome of a write that failed. not_done: `Not silenced.`"""
+    return Outcome("critical", error.describe(not_done), False, snapshot.now() if error.unsure else 0)
 
 
 class ConflictError(FleetpulseError):
@@ -43,7 +60,7 @@ def act_on_incident(incident: str, version: int | None, verb: str, body: Mapping
     except ConflictError as error:
         return Outcome("degraded", f"Nothing changed: {error}", False)
     except ApiError as error:
-        return Outcome("critical", error.describe("Nothing changed."), False)
+        return describe_failure(error, "Nothing changed.")
     return Outcome("quiet", done, True)
 
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboards import markup as common
 from dashboards import snapshot
-from dashboards.acting import Outcome
+from dashboards.acting import Outcome, describe_failure
 from dashboards.client import ApiError
 from dashboards.data_quality.answers import Destination
-from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
+from dashboards.views.form_popover import close_popover, draw_failure, draw_outcome, draw_popover, keep_failure
 from dashboards.words import amount
 
 PATH = "notifications/replay"
@@ -32,7 +31,8 @@ def draw_dead_messages(found: Sequence[Destination]) -> None:
         with row:
             _draw_button(dead)
     if outcome := st.session_state.get(_RESULT):
-        place.html(common.notice(outcome.text, outcome.tone))
+        with place:
+            draw_outcome(outcome)
 
 
 def _draw_button(dead: Sequence[Destination]) -> None:
@@ -62,9 +62,8 @@ def send_again(receiver: str) -> None:
     try:
         sent = snapshot.send(_parse_count, PATH, {"receiver": receiver})
     except ApiError as error:
-        text = error.describe("Nothing was sent again.")
         st.session_state.pop(_RESULT, None)
-        keep_failure(_POPOVER, Outcome("critical", text, False))
+        keep_failure(_POPOVER, describe_failure(error, "Nothing was sent again."))
         return
     verb = "is" if sent == 1 else "are"
     text = f"{amount(sent, 'message', 'messages')} to {receiver} {verb} sent again."

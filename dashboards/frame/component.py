@@ -27,7 +27,7 @@ _frame = st.components.v2.component(
     "fleetpulse.frame",
     html=(_HERE / "frame.html").read_text(),
     css=theme.css_variables(":host") + (_HERE / "frame.css").read_text(),
-    js=(_HERE / "frame.js").read_text(),
+    js=(_HERE / "progress.js").read_text() + (_HERE / "frame.js").read_text(),
 )
 
 

@@ -172,6 +172,11 @@ export default function (component) {
     onClick(event);
   };
   const stopFollowing = followScheme();
+  if (!root.fleetpulseWaits) { // kept over reruns: the wait for one must not end with it
+    document.fleetpulseStopWaits?.(); // of the frame before this one
+    document.fleetpulseStopWaits = followWaits();
+    root.fleetpulseWaits = true;
+  }
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
   for (const type of LINK_EVENTS) document.addEventListener(type, onNavigation, { capture: true });

@@ -10,10 +10,10 @@ import streamlit as st
 
 from dashboards import markup, routes, snapshot
 from dashboards.act_answers import Act, parse_act
-from dashboards.acting import Outcome
+from dashboards.acting import Outcome, describe_failure
 from dashboards.client import ApiError
 from dashboards.views import place
-from dashboards.views.form_popover import close_popover
+from dashboards.views.form_popover import close_popover, draw_outcome
 from dashboards.views.silencing import draw_right
 
 _RESULT, _OPEN = "fleetpulse.acts.result", "fleetpulse.acts.open"
@@ -106,7 +106,7 @@ def send(path: str, body: Mapping[str, Any], done: str | Callable[[Act], str], s
     try:
         made = snapshot.send(parse_act, path, body)
     except ApiError as error:
-        st.session_state[_RESULT] = Result(source, Outcome("critical", error.describe("Nothing changed."), False))
+        st.session_state[_RESULT] = Result(source, describe_failure(error, "Nothing changed."))
         return ""
     text = f"{made.id}: {done if isinstance(done, str) else done(made)}"
     st.session_state[_RESULT] = Result(made.id, Outcome("quiet", text, True), made.state, made.version)
@@ -130,13 +130,13 @@ def draw_result(act: Act) -> None:
     if act.state != result.state and act.version > result.version:
         drop_result(act.id)
         return
-    st.html(markup.notice(result.outcome.text, result.outcome.tone))
+    draw_outcome(result.outcome)
 
 
 def _draw_form_result(key: str) -> None:
     """Draws what came of the last use of a form."""
     if (result := _find_result(key)) is not None:
-        st.html(markup.notice(result.outcome.text, result.outcome.tone))
+        draw_outcome(result.outcome)
 
 
 def drop_result(source: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from dashboards import identity, markup
+from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome
+from dashboards.snapshot import CachedAnswer
 
 _CLOSED = "fleetpulse.popovers_closed"
 _DRAWN = "fleetpulse.popovers_drawn"
@@ -48,7 +49,17 @@ def draw_failure(name: str) -> None:
     """Draws why the last use of this form changed nothing."""
     key, outcome = st.session_state.get(_FAILED, ("", None))
     if outcome is not None and key == widget_key(name):
-        st.html(markup.notice(outcome.text, outcome.tone))
+        draw_outcome(outcome)
+
+
+def draw_outcome(outcome: Outcome, answer: CachedAnswer[Any] | None = None) -> None:
+    """Draws what became of a write; nothing once an answer shows what became of one whose response was lost.
+
+    answer: what the page shows of the object; without it the state of the pipeline, which every page reads.
+    """
+    place = st.empty()
+    if not outcome.is_settled(snapshot.fetch_fleet_of() if answer is None else answer):
+        place.html(markup.notice(outcome.text, outcome.tone))
 
 
 def is_open(name: str) -> bool:

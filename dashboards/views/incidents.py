@@ -15,7 +15,7 @@ from dashboards.links import Link, as_markup
 from dashboards.list_query import GROUPS, PER_PAGE, SHOWN, SORTS, ListQuery, parse_query
 from dashboards.people_answers import IncidentPage, parse_incident_page
 from dashboards.views import fleet, parts, silencing
-from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
+from dashboards.views.form_popover import close_popover, draw_failure, draw_outcome, draw_popover, keep_failure
 from dashboards.views.parts import statement, unknown_since
 from dashboards.words import amount, plain
 from pipeline.model.entity_names import entity_name
@@ -64,7 +64,7 @@ def _body() -> None:
         lambda: _switch_mine(query),
     )
     with bar:
-        _bulk([i for i in found.incidents if i.id in selected], found)
+        _bulk([i for i in found.incidents if i.id in selected], found, answer)
         if not found.incidents:
             _draw_empty(query, answer)
     _pages(query, found.total)
@@ -217,7 +217,7 @@ def seen_versions(chosen: Sequence[Incident], found: IncidentPage) -> list[About
     return [(i.id, found.versions.get(i.id)) for i in chosen]
 
 
-def _bulk(chosen: Sequence[Incident], found: IncidentPage) -> None:
+def _bulk(chosen: Sequence[Incident], found: IncidentPage, answer: snapshot.CachedAnswer[IncidentPage]) -> None:
     """Draws the acts on the selected incidents, and the result of the last one."""
     if chosen:
         row = st.container(horizontal=True, vertical_alignment="center", key="bulk")
@@ -243,7 +243,7 @@ def _bulk(chosen: Sequence[Incident], found: IncidentPage) -> None:
             with row:
                 silencing.draw_result("bulk-form")
     if outcome := st.session_state.get(_RESULT):
-        st.html(markup.notice(outcome.text, outcome.tone))
+        draw_outcome(outcome, answer)
 
 
 def _assign_form(chosen: Sequence[About]) -> None:
@@ -297,4 +297,9 @@ def _describe(wanted: int, failed: Sequence[str], done: str, unsure: bool = Fals
         about = f": {title}" if title else ""
         return Outcome("quiet", f"{amount(wanted, 'incident', 'incidents')} {done}{about}.", True)
     doubt = ", or it is not known: look before you repeat it" if unsure else ""
-    return Outcome("critical", f"{len(failed):,} of {wanted:,} not {done}{doubt}. {failed[0]}", False)
+    return Outcome(
+        "critical",
+        f"{len(failed):,} of {wanted:,} not {done}{doubt}. {failed[0]}",
+        False,
+        snapshot.now() if unsure else 0,
+    )

@@ -7,10 +7,12 @@ from typing import Any
 import streamlit as st
 
 from dashboards import evidence, markup, snapshot
+from dashboards.acting import Outcome, describe_failure
 from dashboards.answers import IncidentDetail, Mute
 from dashboards.client import ApiError
 from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts, silencing
+from dashboards.views.form_popover import draw_outcome
 from dashboards.words import age, clock, detector_name, scope_name
 from pipeline.model.records import SECOND
 
@@ -44,7 +46,7 @@ def draw_result(about: str) -> None:
     """Draws the result of the last request on this page."""
     result = st.session_state.get(_RESULT)
     if result and result[0] == about:
-        st.html(markup.notice(result[2], result[1]))
+        draw_outcome(result[1])
 
 
 def _add(about: str) -> None:
@@ -55,9 +57,9 @@ def _add(about: str) -> None:
     try:
         made = snapshot.add_mute(detector, scope, HOURS.get(duration, HOURS[DEFAULT_DURATION]) * 3600, reason)
     except ApiError as error:
-        state[_RESULT] = (about, "critical", error.describe("Not muted."))
+        state[_RESULT] = (about, describe_failure(error, "Not muted."))
         return
-    state[_RESULT] = (about, "quiet", f"Muted: {subject(made)} until {clock(made.until, snapshot.now())}.")
+    state[_RESULT] = about, Outcome("quiet", f"Muted: {subject(made)} until {clock(made.until, snapshot.now())}.", True)
     state[f"mute-reason-{about}"] = ""
 
 
@@ -65,9 +67,9 @@ def _end(identity: str) -> None:
     try:
         ended = snapshot.end_mute(identity)
     except ApiError as error:
-        st.session_state[_RESULT] = (LIST, "critical", error.describe("Mute not ended."))
+        st.session_state[_RESULT] = (LIST, describe_failure(error, "Mute not ended."))
         return
-    st.session_state[_RESULT] = (LIST, "quiet", f"Mute ended: {subject(ended)}.")
+    st.session_state[_RESULT] = LIST, Outcome("quiet", f"Mute ended: {subject(ended)}.", True)
 
 
 def subject(mute: Mute) -> str:

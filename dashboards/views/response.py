@@ -15,7 +15,7 @@ from dashboards import identity, markup, snapshot
 from dashboards.acting import Outcome, act_on_incident
 from dashboards.answers import IncidentDetail
 from dashboards.views import muting, silencing
-from dashboards.views.form_popover import close_popover, draw_popover, is_any_open, is_open
+from dashboards.views.form_popover import close_popover, draw_outcome, draw_popover, is_any_open, is_open
 from dashboards.words import clock, joined, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Incident
@@ -109,14 +109,14 @@ def draw_result(incident: str) -> None:
     """Draws the result of the last request about this incident, unless an open form draws it."""
     result: _Result | None = st.session_state.get(_RESULT)
     if result and result.incident == incident and not result.is_in_form:
-        st.html(markup.notice(result.outcome.text, result.outcome.tone))
+        draw_outcome(result.outcome, snapshot.fetch_incident(incident))
 
 
 def _draw_form_result(incident: str, form: str) -> None:
     """Draws why the last use of a form changed nothing."""
     result: _Result | None = st.session_state.get(_RESULT)
     if result and result.incident == incident and result.form == form and result.is_in_form:
-        st.html(markup.notice(result.outcome.text, result.outcome.tone))
+        draw_outcome(result.outcome, snapshot.fetch_incident(incident))
 
 
 def _do(about: About, verb: str, body: Mapping[str, Any], done: str, popover: str = "", form: str = "") -> Outcome:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from dashboards import identity, markup, routes, snapshot
-from dashboards.acting import CONFLICT, Outcome
+from dashboards.acting import CONFLICT, Outcome, describe_failure
 from dashboards.answers import parse_incident
 from dashboards.client import ApiError
 from dashboards.json_values import require_list
@@ -16,7 +16,7 @@ from dashboards.links import Link, Text, incident_link
 from dashboards.people_answers import Silence, parse_silence, parse_silences
 from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts, silencing
-from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
+from dashboards.views.form_popover import close_popover, draw_failure, draw_outcome, draw_popover, keep_failure
 from dashboards.words import age, amount, clock, plain
 from pipeline.model.records import SECOND, Incident, from_iso, iso
 
@@ -44,7 +44,7 @@ def _body() -> None:
     parts.draw_error(answer)
     _add_forms()
     if outcome := st.session_state.get(_RESULT):
-        st.html(markup.notice(outcome.text, outcome.tone))
+        draw_outcome(outcome, answer)
     if found is None:
         return
     held = snapshot.fetch(parse_held, "incidents", show="muted")
@@ -149,11 +149,8 @@ def _send(
         outcome = Outcome("degraded" if warning else "quiet", text, True)
     except ApiError as error:
         why = "Another person changed it; it is shown as it is now. " if error.status == CONFLICT else ""
-        outcome = Outcome(
-            "degraded" if why else "critical",
-            f"Nothing changed. {why}" if why else error.describe("Nothing changed."),
-            False,
-        )
+        refused = describe_failure(error, "Nothing changed.")
+        outcome = Outcome("degraded", f"Nothing changed. {why}", False) if why else refused
         st.session_state.pop(_RESULT, None)
         keep_failure(popover, outcome)
         return outcome
@@ -275,4 +272,4 @@ def _end_mute(identity: str) -> None:
         snapshot.end_mute(identity)
         st.session_state[_RESULT] = Outcome("quiet", "Mute ended.", True)
     except ApiError as error:
-        st.session_state[_RESULT] = Outcome("critical", error.describe("Mute not ended."), False)
+        st.session_state[_RESULT] = describe_failure(error, "Mute not ended.")

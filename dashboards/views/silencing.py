@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from dashboards import identity, markup, snapshot
-from dashboards.acting import Outcome
+from dashboards.acting import Outcome, describe_failure
 from dashboards.client import ApiError
 from dashboards.links import incident_link
 from dashboards.people_answers import Silence, parse_silence
-from dashboards.views.form_popover import close_popover
+from dashboards.views.form_popover import close_popover, draw_outcome
 from dashboards.words import amount, clock, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.matcher_text import quote_value
@@ -126,12 +126,12 @@ def draw_result(key: str) -> None:
     """Draws the result of the last request of a form."""
     result = st.session_state.get(_RESULT)
     if result and result[0] == key:
-        st.html(markup.notice(result[2], result[1]))
+        draw_outcome(result[1])
 
 
 def keep_result(key: str, outcome: Outcome) -> None:
     """Keeps a result for display until the next one."""
-    st.session_state[_RESULT] = (key, outcome.tone, outcome.text)
+    st.session_state[_RESULT] = (key, outcome)
 
 
 def _add(key: str, field: str, popover: str) -> None:
@@ -156,7 +156,7 @@ def add_silence(matchers: Sequence[str], seconds: float, reason: str) -> Outcome
     try:
         made = snapshot.send(parse_silence, "silences", body)
     except ApiError as error:
-        return Outcome("critical", error.describe("Not silenced."), False)
+        return describe_failure(error, "Not silenced.")
     return Outcome("quiet", f"Silenced until {clock(made.until, snapshot.now())}: {made.text}", True)
 
 

@@ -200,6 +200,26 @@ def test_an_act_whose_response_is_lost_is_not_said_to_have_changed_nothing(
     assert "Nothing changed" not in shown(test)
 
 
+def test_a_lost_response_is_shown_until_a_newer_answer_shows_the_state(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubt, now = "It is not known whether this was written", snapshot.now()
+    test = page(incident_script, id="A1")
+    api.broken["incidents/A1/acknowledge"] = (502, b"")
+    test.button(key="acknowledge").click().run()
+    assert doubt in shown(test)
+    api.incidents["A1"]["state"] = "acknowledged"  # it was written
+    monkeypatch.setattr(snapshot, "now", lambda: now + 60 * SECOND)
+    api.broken["incidents/A1"] = (503, b'{"detail": "busy"}')
+    snapshot._fetch_cached.clear()
+    assert doubt in shown(test.run())
+    del api.broken["incidents/A1"]
+    snapshot._fetch_cached.clear()
+    text = shown(test.run())
+    assert doubt not in text
+    assert "ACKNOWLEDGED" in text
+
+
 @pytest.mark.slow
 def test_a_viewer_is_offered_no_act(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "current", lambda: identity.Person("vera", "viewer"))
