@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import parse_qs, urlsplit
 
 from dashboards import routes
 from dashboards.answers import IncidentDetail
@@ -110,8 +111,19 @@ def action_text(detail: IncidentDetail) -> str:
 
 
 def runbook_link(detail: IncidentDetail) -> Text:
-    """Returns the link to the runbook; empty without one."""
+    """Returns the link to the site's runbook; without one to the detector, where its blind spots and method are; empty
+    without both."""
+    own = read_detector_page(detail.runbook_url)
+    if own:
+        return Link("About this detector", routes.href("detectors", detector=own))
     return Link("Runbook", detail.runbook_url) if detail.runbook_url else ""
+
+
+def read_detector_page(url: str) -> str:
+    """Returns the detector of an address of the page of detectors, which the API gives in place of a runbook."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    return query["detector"][0] if parts.path.endswith("/detectors") and query.keys() == {"detector"} else ""
 
 
 def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:

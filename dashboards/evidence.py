@@ -19,7 +19,7 @@ from dashboards.answers import IncidentDetail, Mute, Point, Series, TimelineItem
 from dashboards.devices.cells import throttle_text
 from dashboards.links import Text, entity_link
 from dashboards.theme import Palette
-from dashboards.words import amount, axis_label, chart_time, clock, quantity, unit_name, zone_name
+from dashboards.words import amount, axis_label, chart_time, clock, percent, quantity, unit_name, zone_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident
 from pipeline.model.signals import CATALOGUE, class_of_entity
@@ -42,6 +42,8 @@ HANDLED_FIELDS = ("clears", "corroborated_by", "muted", "mode")
 """Evidence that the comparison or a notice shows, whatever was compared."""
 VOTE_FIELDS = ("digest", "expected", "peers", "agreeing")
 """Evidence of a vote: own result, majority result, number of other voters, how many of them agree (optional)."""
+SHARES = ("_share", "_below_peers", "_below_stage")
+"""Ends of names of evidence that is a share."""
 _DECADE = "decade"  # unit of log10 values
 
 
@@ -281,6 +283,8 @@ def _with_unit(key: str, value: Any, finding: Finding) -> str:
         return throttle_text(value)
     if key == "odds" and isinstance(value, (int, float)):
         return odds_text(value)
+    if key.endswith(SHARES) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return percent(value)
     return words.fact(value, _unit(key, finding))
 
 
@@ -297,6 +301,8 @@ def _unit(key: str, finding: Finding) -> str:
         return first.unit if first else ""
     if key.endswith("_rise"):
         return "K"
+    if key.endswith("_kw"):
+        return "kW"
     named = CATALOGUE.get(key) or (CATALOGUE.get(f"{first.device_class}.{key}") if first else None)
     return named.unit if named else ""
 

@@ -12,11 +12,11 @@ SHOWN: Mapping[str, str] = {
     "unresolved": "Unresolved",
     "pending": "Pending",
     "acknowledged": "Acknowledged",
-    "muted": "Muted",
+    "muted": "Silenced",
     "resolved": "Resolved",
     "all": "All",
 }
-"""Tabs of the list. Pending: nobody has acknowledged it. Muted: silenced, or represented by another incident."""
+"""Tabs of the list. Pending: nobody has acknowledged it. Silenced: by a person, or represented by another incident."""
 SORTS: Mapping[str, str] = {
     "severity": "Severity",
     "newest": "Newest first",

@@ -40,6 +40,15 @@ _LABELS = {
     "load1": "Load, 1 min",
     "gpu expected": "GPUs expected",
     "gpu driver": "GPUs of the driver",
+    "heat_kw": "Heat carried",
+    "heat_share": "Heat carried, of the power of the GPUs",
+    "power_share": "Power, of the usual",
+    "doubted": "Measurement in doubt",
+    "meter_doubted": "Meter in doubt",
+    "rows_pending": "Row remap waits for a reset",
+    "rows pending": "Row remap waits for a reset",
+    "rows_failed": "Row remap failed",
+    "rows failed": "Row remap failed",
 }
 _UNITS = {"Cel": "°C", "By": "B", "By/s": "B/s", "1": "", "share": "", "decade": "decades", "us": "µs"}
 _MOST_SHARE = 10

@@ -81,7 +81,7 @@ def draw_choice(chosen: Choice) -> None:
         )  # fmt: skip
     row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     for name, signals in PRESETS.items():
-        row.button(name, key=f"preset-{name}", on_click=_write, args=("signal", list(signals)), type="tertiary")
+        row.button(name, key=f"preset-{name}", on_click=_write, args=("signal", list(signals)))
     st.session_state["explore-peers"] = chosen.peers
     row.selectbox(
         "Peers", list(PEERS), key="explore-peers", format_func=PEERS.__getitem__, on_change=_write_peers,

@@ -92,7 +92,8 @@ def _about(chosen: Choice, found: Comparison | None) -> str:
         return ""
     if found and not any(signal.peers for signal in found.signals):
         return "Peers: none, these devices have no others to be compared with."
-    return f"Peers: {choose.PEERS[chosen.peers].lower()}, those of the first device of a chart."
+    sample = "over a long range an even sample of them"
+    return f"Peers: {choose.PEERS[chosen.peers].lower()}, those of the first device of a chart; {sample}."
 
 
 def _draw_start(chosen: Choice) -> None:

@@ -9,7 +9,7 @@ import altair as alt
 from dashboards.answers import Series
 from dashboards.evidence import chart_rows, time_tooltip
 from dashboards.theme import Palette
-from dashboards.words import axis_label, unit_name
+from dashboards.words import axis_label, is_share, unit_name
 
 HEIGHT = 130
 """Height of one chart (px). Chosen: four are visible at 1440 x 900."""
@@ -35,7 +35,8 @@ def trend(series: Series, palette: Palette) -> alt.LayerChart:
     span = series.points[-1].time - series.points[0].time if series.points else 0
     axis = alt.Axis(format="%d %b %H:%M" if span > _DAY_S else "%H:%M", grid=False, tickCount=5, labelExpr=axis_label())
     x = alt.X("time:T", title=None, scale=alt.Scale(type="utc", nice=False), axis=axis)
-    unit = unit_name(series.unit) or None
+    share = is_share(series.signal)
+    unit, ticks = "%" if share else unit_name(series.unit) or None, alt.Axis(format=".3~%" if share else "")
     y = alt.Scale(zero=False, nice=True)
     layers: list[Any] = []
     if series.peers:
@@ -54,5 +55,5 @@ def trend(series: Series, palette: Palette) -> alt.LayerChart:
         alt.Tooltip("median_text:N", title="median of its kind"),
     ]
     line = own.mark_line(color=palette.device, strokeWidth=2)
-    layers.append(line.encode(x=x, y=alt.Y("value:Q", title=unit, scale=y), tooltip=tooltip))
+    layers.append(line.encode(x=x, y=alt.Y("value:Q", title=unit, scale=y, axis=ticks), tooltip=tooltip))
     return alt.LayerChart(layer=layers).properties(height=HEIGHT)

@@ -185,7 +185,7 @@ def _charts(both: Ends, peer: str, chosen: TimeRange, now: int) -> None:
     )
     errors = [s for s in merged.signals if s.kind == "counter" and "bytes" not in s.name and "data" not in s.name]
     levels = [s for s in merged.signals if s not in errors and s.has_data()]
-    bad = [s for s in errors if signals.has_errors(s)]
+    bad = [signals.convert_to_hours(s) for s in errors if signals.has_errors(s)]
     st.html(markup.section("Error counters", f"rates in the time range; {flap_text(both)}"))
     st.html(error_table(errors, both.entities))
     st.html(markup.section("History", "this end and the band of its peers" + (", far end beside it" if peer else "")))

@@ -91,6 +91,22 @@ def _ratio(one: Numbers, other: Numbers) -> Numbers:
     return np.where(np.isfinite(found), found, np.float32(np.nan)).astype(np.float32)
 
 
+def convert_to_hours(signal: Compared) -> Compared:
+    """Returns a counter of events as a rate per hour, in which links are judged; any other signal unchanged."""
+    if not (signal.unit.startswith("{") and signal.unit.endswith("}/s")):
+        return signal
+
+    def per_hour(values: Numbers) -> Numbers:
+        return (values * np.float32(3600)).astype(np.float32)
+
+    def maybe(values: Numbers | None) -> Numbers | None:
+        return None if values is None else per_hour(values)
+
+    lines = tuple(Line(one.entity, per_hour(one.values), maybe(one.low), maybe(one.high)) for one in signal.lines)
+    band = signal.band and (per_hour(signal.band[0]), per_hour(signal.band[1]), per_hour(signal.band[2]))
+    return replace(signal, unit=f"{signal.unit[:-1]}h", lines=lines, band=band)
+
+
 def has_errors(signal: Compared) -> bool:
     """Returns whether any line is above zero in the time range."""
     return any(bool((line.values > 0).any()) for line in signal.lines)

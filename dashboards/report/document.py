@@ -163,7 +163,8 @@ def _impact(read: Read, row: Mapping[str, Any], now: int) -> str:
         lines = [("Affected", "; ".join(cause_and_impact.impact_lines(found))), ("Jobs", _jobs(found, now))]
     lines.append(("Recommended action", cause_and_impact.action_text(detail)))
     if detail.runbook_url:
-        lines.append(("Runbook", detail.runbook_url))
+        own = cause_and_impact.read_detector_page(detail.runbook_url)
+        lines.append(("About this detector" if own else "Runbook", detail.runbook_url))
     body = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in lines)
     return f"<h3>{escape(plain(str(row['summary'])))}</h3><table>{body}</table>"
 

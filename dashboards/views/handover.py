@@ -1,4 +1,4 @@
-"""`/handover?since=`: what the next shift needs: pending, open and muted incidents, and what changed."""
+"""`/handover?since=`: what the next shift needs: pending, open and silenced incidents, and what changed."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _body() -> None:
 
 
 def headline(found: Handover) -> str:
-    """Returns how many incidents are open, how many are muted, and how many things wait."""
+    """Returns how many incidents are open, how many are silenced, and how many things wait."""
     return (
-        f"{amount(len(found.open), 'open incident', 'open incidents')}, {len(found.muted):,} muted, "
+        f"{amount(len(found.open), 'open incident', 'open incidents')}, {len(found.muted):,} silenced, "
         f"{len(found.pending):,} pending, {len(found.changed):,} changed"
     )
 
@@ -75,8 +75,8 @@ def _draw(found: Handover, answer: CachedAnswer[Handover], now: int) -> None:
     more = f"; {found.in_storms:,} more in storms" if found.in_storms else ""
     st.html(markup.section("Open", f"{len(found.open):,}{more}"))
     st.html(_limited(head, incident_rows(found.open, now), none("No open incidents.")))
-    st.html(markup.section("Muted", f"{amount(len(found.muted), 'incident', 'incidents')}"))
-    st.html(_limited(head, incident_rows(found.muted, now), none("No muted incidents.")))
+    st.html(markup.section("Silenced", f"{amount(len(found.muted), 'incident', 'incidents')}"))
+    st.html(_limited(head, incident_rows(found.muted, now), none("No silenced incidents.")))
     rows: list[tuple[Text, ...]] = [
         (clock(s.until, now), Link(s.text or "everything", routes.href("silences", id=s.id)), s.author, s.reason)
         for s in found.silences

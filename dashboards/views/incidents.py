@@ -29,7 +29,7 @@ VIEWS: tuple[tuple[str, ListQuery], ...] = (
     ("Critical, by rack", ListQuery(matchers=('severity="critical"',), group="rack")),
     ("By job", ListQuery(group="job")),
     ("By cause, most members first", ListQuery(group="cause", sort="members")),
-    ("Muted, by detector", ListQuery(show="muted", group="detector")),
+    ("Silenced, by detector", ListQuery(show="muted", group="detector")),
     ("Resolved, newest first", ListQuery(show="resolved", sort="newest")),
 )
 """Views that every site needs; others are bookmarks of the address."""
@@ -96,7 +96,7 @@ def headline(counts: Mapping[str, int], query: ListQuery) -> str:
     if not unresolved:
         return f"No unresolved incidents{matching}"
     text = f"{amount(unresolved, 'unresolved incident', 'unresolved incidents')}{matching}"
-    return f"{text}, {pending:,} not acknowledged" if pending else f"{text}, all acknowledged or muted"
+    return f"{text}, {pending:,} not acknowledged" if pending else f"{text}, all acknowledged or silenced"
 
 
 def _tabs(query: ListQuery, counts: Mapping[str, int] | None) -> None:

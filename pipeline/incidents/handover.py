@@ -165,7 +165,7 @@ def format_handover(found: Mapping[str, Any], width: int = 120) -> str:
     pending = [f"{_short(p['time'])}  {p['id']}  {p['what']}: {p['about']}" for p in found["pending"]]
     sections: Sequence[tuple[str, Section]] = (
         ("Open", _list_incidents(found["open"], storms)),
-        ("Muted", _list_incidents(muted["incidents"], storms)),
+        ("Silenced", _list_incidents(muted["incidents"], storms)),
         ("Silences", (len(muted["silences"]), 0, [_silence_line(s) for s in muted["silences"]])),
         ("Pending", (len(pending), 0, pending)),
         (f"Changed since {_short(found['since'])}", _list_changed(found["changed"], storms)),

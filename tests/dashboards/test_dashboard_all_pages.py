@@ -71,7 +71,7 @@ OF_NODES = ("fleet", "incidents", "incident", "data", "node", "handover")
 """Pages that show nodes, their counts or their incidents: fleets of one node and of four racks are tried only there."""
 HOSTILE = ("<b>bold</b>", "'\"><img src=x onerror=alert(1)>", "名前-ночь-🚀", "x" * 253, "../../etc", "a b&c=d#e")
 WELL = re.compile(
-    r"no (open |unresolved |muted )?incidents|no problems|no findings|all nodes|healthy|\bnone open\b"
+    r"no (open |unresolved |silenced )?incidents|no problems|no findings|all nodes|healthy|\bnone open\b"
     r"|no (active|expired) mutes|nothing (is silenced|pending|has ended|changed)|no silences|holds back no"
     r"|no (open |closed )?acts?\b|no holds|not held|no receiver is configured|no events|nothing happened",
     re.I,

@@ -203,3 +203,13 @@ def test_updates_without_a_comment_are_one_row_of_the_history() -> None:
         ("resolved", "over"), ("updated (3 times)", ""), ("opened", ""),
     ]  # fmt: skip
     assert rows[1][0] == "12:00:04Z"
+
+
+def test_shares_and_heat_have_units_and_words() -> None:
+    facts = {"heat_kw": 12.6, "heat_share": 0.63, "sm_clock_below_peers": 0.25, "doubted": False}
+    assert dict(evidence.figure_rows(finding("loop:l1", detector="coolant", evidence=facts))) == {
+        "Heat carried": "12.6 kW",
+        "Heat carried, of the power of the GPUs": "63 %",
+        "SM clock below peers": "25 %",
+        "Measurement in doubt": "no",
+    }

@@ -57,7 +57,10 @@ def drawn_look(line: dict[str, Any]) -> tuple[str, int]:
 def test_a_page_without_a_band_names_no_peers(api: Any) -> None:
     serve_node(api, gpus=8)
     asked = {"entity": "node:n003", "signal": "gpu.temperature"}
-    assert "Peers: usual peers, those of the first device of a chart." in shown(page(explore_script, **asked))
+    assert (
+        "Peers: usual peers, those of the first device of a chart; over a long range an even sample of them."
+        in shown(page(explore_script, **asked))
+    )
     empty_caches()
     full = api.tables["compare"]
     api.tables["compare"] = lambda query: without_band(full(query))
@@ -279,3 +282,9 @@ def test_a_time_that_no_browser_has_is_text_in_the_table() -> None:
     assert shown_columns.column("far").to_pylist() == ["+290000-01-01T00:00:00.000000Z"]
     assert shown_columns.column("never").to_pylist() == shown_columns.column("before").to_pylist() == [None]
     assert shown_columns.select(["near", "day", "none"]).equals(table.select(["near", "day", "none"]))
+
+
+def test_sets_of_signals_look_like_buttons(api: Any) -> None:
+    serve_node(api)
+    buttons = {button.label: button.proto.type for button in page(explore_script, live="0").button}
+    assert {buttons[name] for name in choose.PRESETS} == {"secondary"}

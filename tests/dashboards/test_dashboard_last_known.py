@@ -26,7 +26,7 @@ CLAIMS: list[tuple[Callable[[], None], dict[str, str], str, list[str]]] = [
     (detectors_script, {}, "incidents", ["1 unresolved incident"]),
     (silences_script, {}, "incidents", ["Holds back no incident"]),
     (silences_script, {"empty": "1"}, "silences", ["No silences, maintenance windows or mutes", "Nothing has ended"]),
-    (handover_script, {}, "handover", ["Nothing is silenced", "No muted incidents", "Nothing changed"]),
+    (handover_script, {}, "handover", ["Nothing is silenced", "No silenced incidents", "Nothing changed"]),
     (acts_script, {}, "acts", ["No open acts", "No holds in force"]),
     (incident_script, {"id": "A1"}, "acts", ["No act was proposed for this incident"]),
     (node_script, NODE, "acts", ["not held by Fleetpulse", "No act was proposed for this node"]),

@@ -13,7 +13,7 @@ from dashboards.devices.answers import EventItem, EventItems, parse_comparison, 
 from dashboards.devices.happened import rows
 from dashboards.link.ends import Ends, count_flaps, marks
 from dashboards.link.page import error_table, state_badge
-from dashboards.link.signals import BER, ERRORS, LEVELS, with_bit_error_rate
+from dashboards.link.signals import BER, ERRORS, LEVELS, convert_to_hours, with_bit_error_rate
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
 from tests.dashboards.conftest import NOW, incident_table
@@ -191,3 +191,18 @@ def test_many_flaps_are_one_row() -> None:
     assert len(found) == 1
     assert "Link: 10 flaps" in found[0][2]
     assert len(rows(items[:4], NOW)) == 4
+
+
+def test_charts_of_error_counters_are_per_hour_as_their_table() -> None:
+    names = ["nic.symbol_errors", "nic.rx_bytes"]
+    query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": [PORT], "signal": names}
+    table = compare_table(query, "node:n003", 8)
+    for signal, unit in zip(table["signals"], ("{error}/s", "By/s"), strict=True):
+        signal["signal"]["unit"] = unit
+    errors, traffic = parse_comparison(table).signals
+    made = convert_to_hours(errors)
+    assert made.unit == "{error}/h"
+    assert made.lines[0].values[0] == errors.lines[0].values[0] * 3600
+    assert made.band is not None
+    assert made.band[0][0] == 61 * 3600
+    assert convert_to_hours(traffic) is traffic

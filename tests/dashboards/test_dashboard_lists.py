@@ -271,7 +271,7 @@ def test_the_handover_shows_what_waits_and_links_to_it(api: Any) -> None:
         }
     ]
     text = shown(page(handover_script, since="24 h"))
-    assert "1 open incident, 0 muted, 1 pending, 1 changed" in text
+    assert "1 open incident, 0 silenced, 1 pending, 1 changed" in text
     for part in ("page without an owner", "opened, updated, resolved", "no owner", 'href="incident?id=B2"'):
         assert part in text
     asked = next(query for path, query in api.asked if path == "handover")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -446,3 +447,22 @@ def test_the_page_tells_no_job_from_jobs_that_are_not_known(
     text = shown(page(incident_script, id="A1"))
     assert expected in text
     assert never not in text
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "href"),
+    [
+        ("https://fleet.example/detectors?detector=sdc", "About this detector", "detectors?detector=sdc"),
+        ("https://wiki.example/detectors?detector=sdc&page=2", "Runbook", ""),
+        ("https://wiki.example/fans", "Runbook", ""),
+    ],
+)
+def test_only_a_page_of_the_site_is_called_a_runbook(
+    monkeypatch: pytest.MonkeyPatch, url: str, text: str, href: str
+) -> None:
+    monkeypatch.setattr(cause_and_impact.routes, "href", lambda page, **query: f"{page}?{urlencode(query)}")
+    link = cause_and_impact.runbook_link(
+        parse_detail({**incident_table("A1"), "findings": [], "history": [], "notifications": [], "runbook_url": url})
+    )
+    assert isinstance(link, Link)
+    assert (link.text, link.href) == (text, href or url)

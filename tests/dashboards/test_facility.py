@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dashboards import snapshot
+from dashboards.answers import parse_series
+from dashboards.facility.charts import trend
 from dashboards.facility.markup import NO_VALVE
+from dashboards.theme import PALETTES
 from tests.dashboards.conftest import series_table
 from tests.dashboards.facility_tables import answers, cooling_values, facility_table, prediction, unit
 from tests.dashboards.test_dashboard_pages import page, shown
@@ -216,3 +220,12 @@ def test_supplies_that_are_not_read_are_not_called_even(site: Any, supplies: Any
     text = shown(page(script))
     assert said in text
     assert "evenly" not in text
+
+
+@pytest.mark.parametrize(
+    ("signal", "unit", "title"), [("reservoir.level", "1", "%"), ("coolant.flow", "L/min", "L/min")]
+)
+def test_every_trend_has_a_unit(signal: str, unit: str, title: str) -> None:
+    series = replace(parse_series(series_table("reservoir:r1", signal)), signal=signal, unit=unit)
+    drawn = trend(series, PALETTES["light"]).to_dict()["layer"][-1]["encoding"]["y"]
+    assert (drawn["title"], drawn["axis"].get("format", "")) == (title, ".3~%" if title == "%" else "")

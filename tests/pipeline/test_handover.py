@@ -37,7 +37,7 @@ def test_an_incident_that_a_rule_inhibits_is_muted_and_waits_for_nobody_until_a_
         [source],
     )
     text = format_handover(found)
-    assert "Muted: 1" in text
+    assert "Silenced: 1" in text
     assert f"{target}  page    inhibited     nobody" in text
     site.people.acknowledge(target, "ann", "mine")
     found = hand_over(site)

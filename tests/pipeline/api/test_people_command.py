@@ -74,7 +74,7 @@ def test_a_shift_by_the_command_line(site, run):
     assert (listed.count("a long reason"), "…" in listed) == (9, False)
     assert run("silences", "extend", silence, "--hours", "1")[0] == 0
     assert run("silences", "edit", silence, "node=n0", "--reason", "only n0")[1].count('node="n0"') == 1
-    assert "Muted: 1" in run("handover")[1]
+    assert "Silenced: 1" in run("handover")[1]
     assert json.loads(run("handover", "--output", "json")[1])[0]["muted"]["incidents"][0]["id"] == page
     assert "expired" in run("silences", "expire", silence)[1]
     window = run("maintenance", "add", "rack:r1", "--hours", "1", "--reason", "pump")
