@@ -44,12 +44,19 @@ def run_config(given: argparse.Namespace, owners: Check = lambda _: None) -> tup
         return [row for row in rows if not given.changed or row["from"] != DEFAULT], SHOWN
     config = load_config(given.config)
     if given.agent:
-        return [{"file": config.source, "state": "ok", "found": "what an agent of this node needs"}], CHECKED
+        needed = {"file": config.source, "state": "ok", "found": "what an agent of this node needs"}
+        return [needed, *_list_replaced(config)], CHECKED
     check_with_origin(config, check_receivers)
     check_with_origin(config, check_listeners)
     check_with_origin(config, check_advice)
     found = check_files(files.find_file(given.config, environ), environ, owners)
-    return [*found, *_list_missing_secrets(config)], CHECKED
+    return [*found, *_list_replaced(config), *_list_missing_secrets(config)], CHECKED
+
+
+def _list_replaced(config: Config) -> Rows:
+    """Returns a row per list of tables of which a part is not in force; that is allowed, so it is no error."""
+    rows = (line.partition(": ") for line in config.replaced)
+    return [{"file": where, "state": "warning", "found": found} for where, _, found in rows]
 
 
 def _list_missing_secrets(config: Config) -> Rows:

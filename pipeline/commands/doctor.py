@@ -337,6 +337,9 @@ def receivers(config: Config) -> Check | list[Check]:
 
     found = check_receivers(config)
     checks = [found] if isinstance(found, Check) else found
+    out_of_force = [line for line in config.replaced if ": [[notify." in line]
+    fix = "move all entries into one of the two files: fleetpulse config check"
+    checks = [*checks, *(Check("receivers", "warn", line, "no alert goes there", fix) for line in out_of_force)]
     return [dataclasses.replace(one, found=hide_in_text(one.found)) for one in checks]
 
 

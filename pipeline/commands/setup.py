@@ -13,7 +13,9 @@ from pipeline.commands import setup_receiver, units
 from pipeline.commands.setup_answers import Answers, Ask, ask_all
 from pipeline.commands.setup_files import PreparedFiles, find_free
 from pipeline.commands.setup_renewal import TOKENS, find_installed_role, renew_units
-from pipeline.config.files import HOST, check_links, read_table
+from pipeline.config.files import HOST, check_links, list_files, read_table
+from pipeline.config.layers import list_layers
+from pipeline.config.replaced_lists import describe_replaced
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
@@ -55,6 +57,7 @@ def run_setup(
         if where is not None:
             said += units.install_units(answers.role, *where)
         files.place()
+    said += _warn_of_drop_ins(path)
     program = str(where[1]) if where is not None else None
     if has_units and not is_theirs:
         said.append(f"unit: none reads {path}, and none was changed; they read {of_units}. It is for commands with")
@@ -172,6 +175,14 @@ def _has_keys(path: Path) -> bool:
         return path.exists() and bool(read_table(path))
     except ConfigError:
         return True
+
+
+def _warn_of_drop_ins(path: Path) -> list[str]:
+    """Returns what of the written file, or of one beside it, is not in force, and which file beside it is wrong."""
+    try:
+        return [f"warning: {line}" for line in describe_replaced(list_layers(path, {}), list_files(path))]
+    except ConfigError as error:
+        return [f"warning: {error}"]
 
 
 def _check_text(text: str, path: Path) -> None:

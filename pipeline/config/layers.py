@@ -118,14 +118,15 @@ def _split(layer: Layer) -> Iterator[Layer]:
     if layer.name:
         yield layer
         return
-    for keys, value in _flatten(layer.table):
+    for keys, value in flatten_keys(layer.table):
         yield Layer(layer.where, _wrap(keys, value))
 
 
-def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
+def flatten_keys(table: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
+    """Yields (names, value) of each key of a table and those below it; a list is one key."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
-            yield from (([key, *keys], below) for keys, below in _flatten(value))
+            yield from (([key, *keys], below) for keys, below in flatten_keys(value))
         else:
             yield [key], value
 

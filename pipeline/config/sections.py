@@ -22,6 +22,7 @@ from pipeline.config.dashboard import Dashboard
 from pipeline.config.layers import Layers, list_layers, make_with_origin, merge_layers
 from pipeline.config.objectives import Objective
 from pipeline.config.receivers import Notify
+from pipeline.config.replaced_lists import describe_replaced
 from pipeline.config.settings import HOST, MEMORY, build_section, constraint
 from pipeline.config.topology import TopologyFiles
 
@@ -463,6 +464,7 @@ class Config:
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = "defaults"
     digest: str = field(default="", compare=False)  # of the files as they were read
+    replaced: tuple[str, ...] = field(default=(), compare=False)  # what in the files is not in force (replaced_lists)
 
 
 def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
@@ -470,8 +472,9 @@ def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.
     chosen = files.find_file(path, environ)
     source = str(chosen) if chosen else "defaults"
     texts = files.read_texts(chosen, environ)
-    config = make_with_origin(list_layers(chosen, environ, texts), source, build_config)
-    return replace(config, digest=files.digest_texts(texts))
+    layers = list_layers(chosen, environ, texts)
+    config = make_with_origin(layers, source, build_config)
+    return replace(config, digest=files.digest_texts(texts), replaced=describe_replaced(layers, texts))
 
 
 def build_config(layers: Layers, where: str) -> Config:

@@ -18,8 +18,8 @@ from pipeline.model.errors import ConfigError
 T = TypeVar("T")
 KEY = "fleetpulse.key"
 """Field metadata: the key in the file, where it is not the field's name because Python reserves the word."""
-NO_SECTIONS = ("source", "digest")
-"""Fields of a whole configuration that say where it is from: no section in a file."""
+NO_SECTIONS = ("source", "digest", "replaced")
+"""Fields of a whole configuration that say what it was read from: no section in a file."""
 
 
 def constraint(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ class Reload:
     """Answers SIGHUP. `poll` is called by the loop; a wrong configuration changes nothing. For the main thread.
 
     record: gets outcome and reason (changed keys with values, or why it was refused).
-    log: gets one line per SIGHUP, and the traceback of an error that no check declares.
+    log: gets one line per SIGHUP, and the traceback of an error that no check declares; also what is not in force.
     tell: gets which configuration is in force, for `doctor`: at the start and after each SIGHUP (see `read_force`).
     fixed: keys that need a restart.   accepted: whether the loop was stopped to start again.
     """
@@ -67,6 +67,7 @@ class Reload:
             signal.signal(signal.SIGHUP, self._ask)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # see start_again
         tell(describe_force(config))
+        self._warn(config)
 
     def _ask(self, *_: object) -> None:
         self._asked = True
@@ -99,12 +100,18 @@ class Reload:
             self._log("configuration reloaded: nothing changed")
             self._config = fresh
             self._tell(describe_force(fresh))
+            self._warn(fresh)
             return False
         more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         keys = "; ".join(changed[:_SHOWN]) + more
         self._record("done", keys)
         self._log(f"configuration reloaded: {keys}; starting again")
         return True
+
+    def _warn(self, config: Config) -> None:
+        """Logs what in the files is not in force."""
+        for line in config.replaced:
+            self._log(f"warning: {line}")
 
     def _refuse(self, error: Exception) -> None:
         """Logs and records why the configuration is not used; of an error that no check declares also where it was."""
