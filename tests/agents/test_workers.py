@@ -407,9 +407,9 @@ from agents.node.workers.pool import WorkerPool
 pool = WorkerPool([Network(root=Path(sys.argv[1])), Versions()], "n1")
 found = pool.tick(1_767_225_600_000_000, 10.0)
 parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pool.pids]
-assert parents == [os.getpid()], parents
+assert {*parents} == {os.getpid()}, parents
 assert [delivery.state for delivery in found.values()] == ["ok", "ok"], found
-(worker,) = pool.pids
+(worker,) = {*pool.pids} - {pool.fork_server_pid}
 held = [os.readlink(link) for link in Path(f"/proc/{worker}/fd").iterdir()]
 assert lock.name not in held, held
 os.kill(worker, signal.SIGKILL)
@@ -425,3 +425,58 @@ assert threading.active_count() == 1
 def test_a_process_without_threads_forks_its_workers_itself(sysfs: Path) -> None:
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", ALONE, str(sysfs)], env=environ, check=True, timeout=60)
+
+
+LATER = """
+import os, signal, sys, threading
+from pathlib import Path
+from agents.collectors.host.versions import Versions
+from agents.collectors.nic.network import Network
+from agents.node.workers.pool import WorkerPool
+seconds = 0.0
+pool = WorkerPool([Network(root=Path(sys.argv[1]))], "n1", 1.0, lambda: seconds)
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # as those of spools and uplink
+
+def read():
+    return [found.state for found in pool.tick(1_767_225_600_000_000 + round(seconds * 1e6), 10.0).values()]
+
+def list_programs():
+    return {Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pool.pids}
+
+assert read() == ["no data"]
+first = pool.fork_server_pid
+seconds = 61.0
+found = read()
+assert found == ["no data"], found
+own = Path("/proc/self/cmdline").read_bytes()
+assert list_programs() == {own}, list_programs()
+assert pool.fork_server_pid == first
+os.rename(sys.argv[2], sys.argv[1])
+seconds = 200.0
+found = read()
+assert found == ["ok"], found
+assert list_programs() == {own}, list_programs()
+held = [os.readlink(link) for link in Path(f"/proc/{first}/fd").iterdir()]
+assert sum(name.startswith("socket:") for name in held) == 1, held
+(worker,) = {*pool.pids} - {first}
+os.kill(first, signal.SIGKILL)  # and with it the worker that it forked
+while Path(f"/proc/{worker}").exists():
+    pass
+seconds = 201.0
+assert read() == ["fault"]
+seconds = 300.0
+found = read()
+assert found == ["ok"], found
+assert b"serve_forks" in Path(f"/proc/{pool.fork_server_pid}/cmdline").read_bytes()
+pids = pool.pids
+pool.close(5.0)
+assert not Path(f"/proc/{pids[0]}").exists()
+"""
+
+
+def test_a_source_that_was_absent_is_read_again_without_a_new_interpreter(sysfs: Path) -> None:
+    """A minute after each start one was started, whose imports delayed the ticks of a node without GPUs for seconds."""
+    there = sysfs.rename(sysfs.with_name("there"))
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", LATER, str(sysfs), str(there)]
+    subprocess.run(words, env=environ, check=True, timeout=60)

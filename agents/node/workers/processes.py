@@ -1,8 +1,9 @@
 """Starts and ends the processes in which collectors run.
 
 An agent without threads forks them itself; they share its memory, so one costs about 3 MiB. A process with threads must
-not fork: a lock held by another thread would stay locked in the child. Then a fresh interpreter, the fork server, is
-started when first needed, and restarted if it dies.
+not fork: a lock held by another thread would stay locked in the child. So the first thing that an agent forks, while it
+has none, is the fork server, which forks all workers after the start. Where none could be forked, or it died, it is a
+fresh interpreter: its imports take seconds of a tenth of a processor, in which ticks are late.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class WorkerProcesses:
     def spawn(self, collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> int:
         """Forks a worker that serves each collector over its channel; its pid. Raises OSError if that is impossible."""
         if is_single_threaded():
+            if self._channel is None:
+                self._channel, self.fork_server_pid = self._forked.spawn_fork_server()
             return self._forked.spawn(collectors, node, channels)
         recipes = [(type(collector), collector_settings(collector)) for collector in collectors]
         return self._request(("spawn", (recipes, node)), [channel.fileno() for channel in channels])
@@ -137,15 +140,31 @@ class ForkedWorkers:
 
     def spawn(self, collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> int:
         """Forks a worker that serves each collector over its channel; its pid. Raises OSError."""
-        self._freeze_memory()
         parent = os.getpid()
-        with warnings.catch_warnings():  # Python 3.12 warns about any other thread, also those in FORK_SAFE_THREADS
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
+        if (pid := self._fork()) == 0:
             _run_worker(collectors, node, channels, parent)
         self._running.add(pid)
         return pid
+
+    def spawn_fork_server(self) -> tuple[socket.socket, int]:
+        """Forks a fork server: our end of the channel to it, and its pid; the caller ends it. Raises OSError."""
+        parent = os.getpid()
+        ours, theirs = _open_channel()
+        with theirs:
+            try:
+                pid = self._fork()
+            except OSError:
+                ours.close()
+                raise
+            if pid == 0:
+                _run_fork_server(theirs, parent)
+        return ours, pid
+
+    def _fork(self) -> int:
+        self._freeze_memory()
+        with warnings.catch_warnings():  # Python 3.12 warns about any other thread, also those in FORK_SAFE_THREADS
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return os.fork()
 
     def owns(self, pid: int) -> bool:
         """Whether this process forked it."""
@@ -245,11 +264,17 @@ def close_other_files(kept: set[int]) -> None:
     os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _start_fork_server() -> tuple[socket.socket, int]:
-    """Starts the fork server: our end of the channel to it, and its pid."""
+def _open_channel() -> tuple[socket.socket, socket.socket]:
+    """Returns our end of a channel to a fork server, and that of the server."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(FORK_SERVER_TIMEOUT_S)
+    return ours, theirs
+
+
+def _start_fork_server() -> tuple[socket.socket, int]:
+    """Starts a fresh interpreter as the fork server: our end of the channel to it, and its pid."""
+    ours, theirs = _open_channel()
     with theirs:
-        ours.settimeout(FORK_SERVER_TIMEOUT_S)
         os.set_inheritable(theirs.fileno(), True)
         words = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
@@ -257,21 +282,44 @@ def _start_fork_server() -> tuple[socket.socket, int]:
 
 
 def serve_forks(channel: socket.socket) -> NoReturn:
-    """The main function of the fork server: answers requests until the agent's end is closed. An error ends it."""
+    """The main function of a fork server that is a fresh interpreter. An error ends it."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends the fork server itself
-            signal.signal(number, signal.SIG_IGN)
-        set_parent_death_signal(signal.SIGKILL)
+        _set_up_fork_server()
         importlib.import_module("agents.collectors.registry")  # loaded once, shared by the workers
-        forked = ForkedWorkers()
-        while True:
-            request, handles, _, _ = socket.recv_fds(channel, _MAX_REQUEST, MAX_WORKERS)
-            if not request:
-                break
-            verb, argument = pickle.loads(request)
-            channel.send(pickle.dumps(_handle_request(forked, verb, argument, handles)))
+        _answer_requests(channel)
     finally:
         os._exit(0)
+
+
+def _run_fork_server(channel: socket.socket, parent: int) -> NoReturn:
+    """The main function of a forked fork server, which has the modules of the agent. An error ends it."""
+    try:
+        _set_up_fork_server()
+        if os.getppid() == parent:  # else it was killed before the signal was set
+            close_other_files({channel.fileno()})
+            _set_up_process("fp-fork-server")
+            _answer_requests(channel)
+    except BaseException:  # noqa: BLE001 - the process ends here: no caller could handle it
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _set_up_fork_server() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends the fork server itself
+        signal.signal(number, signal.SIG_IGN)
+    set_parent_death_signal(signal.SIGKILL)
+
+
+def _answer_requests(channel: socket.socket) -> None:
+    """Answers requests until the agent's end is closed."""
+    forked = ForkedWorkers()
+    while True:
+        request, handles, _, _ = socket.recv_fds(channel, _MAX_REQUEST, MAX_WORKERS)
+        if not request:
+            return
+        verb, argument = pickle.loads(request)
+        channel.send(pickle.dumps(_handle_request(forked, verb, argument, handles)))
 
 
 def _handle_request(forked: ForkedWorkers, verb: str, argument: Any, handles: list[int]) -> int:
