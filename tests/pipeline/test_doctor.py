@@ -201,7 +201,7 @@ def test_where_no_pipeline_was_started_the_api_is_a_warning(config: Config) -> N
     ("enabled", "masked", "unit_state", "state"),
     [
         (True, False, "", "fail"),
-        (False, False, "failed", "fail"),
+        (False, False, "failed", "warn"),
         (False, False, "activating", "fail"),
         (False, False, "inactive", "warn"),
         (False, False, "", "warn"),
