@@ -9,6 +9,7 @@ from dashboards import routes
 from dashboards.answers import IncidentDetail
 from dashboards.detail_answers import Explained, Impact, ImpactedJob
 from dashboards.links import Link, Text, detector_link, entity_link, incident_link
+from dashboards.people_answers import Silence
 from dashboards.words import age, amount, clock, joined, percent, plain, quantity, recommended_action
 from pipeline.model.entity_names import entity_name
 from pipeline.model.job_effect import describe_effect, read_doubt, split_doubt
@@ -126,8 +127,12 @@ def read_detector_page(url: str) -> str:
     return query["detector"][0] if parts.path.endswith("/detectors") and query.keys() == {"detector"} else ""
 
 
-def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:
-    """Returns (heading, texts) about acts of people and the clock: the owner, until when, what holds it back."""
+def life_notices(incident: Incident, now: int, silences: Sequence[Silence] = ()) -> list[tuple[str, list[Text]]]:
+    """Returns (heading, texts) about acts of people and the clock: the owner, until when, what holds it back.
+
+    silences: those that are known; of another one the id is shown.
+    """
+    names = {s.id: f"{s.author} until {clock(s.until, now)}: {s.reason}" for s in silences}
     life, found = incident.life, list[tuple[str, list[Text]]]()
     if life.merged_into:
         found.append(("Merged into", [incident_link(life.merged_into)]))
@@ -136,7 +141,7 @@ def life_notices(incident: Incident, now: int) -> list[tuple[str, list[Text]]]:
     if life.inhibitor and incident.resolved is None:
         found.append((f"Inhibited ({life.inhibit_rule}) by", [incident_link(life.inhibitor)]))
     if life.silenced_by and incident.state != "resolved":
-        found.append(("Silenced by", [Link(s, routes.href("silences", id=s)) for s in life.silenced_by]))
+        found.append(("Silenced by", [Link(names.get(s, s), routes.href("silences", id=s)) for s in life.silenced_by]))
     return found
 
 

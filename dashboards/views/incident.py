@@ -13,6 +13,7 @@ from dashboards.answers import Change, IncidentDetail
 from dashboards.evidence import peers_chart
 from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF
+from dashboards.people_answers import parse_silences
 from dashboards.theme import PALETTES
 from dashboards.views import acts, muting, parts
 from dashboards.views.response import draw_actions
@@ -54,7 +55,8 @@ def _body(identity: str) -> None:
     _head(detail, answer, now)
     parts.draw_error(answer)
     draw_actions(detail)
-    for heading, texts in cause_and_impact.life_notices(detail.incident, now):
+    known = snapshot.fetch(parse_silences, "silences").value if detail.incident.life.silenced_by else None
+    for heading, texts in cause_and_impact.life_notices(detail.incident, now, known or ()):
         shown = ", ".join(map(as_markup, texts))
         st.html(markup.notice_of(heading, shown, "degraded"))
     if text := evidence.quiet_notice(detail, now):

@@ -46,7 +46,7 @@ def draw_actions(detail: IncidentDetail) -> None:
             key="acknowledge",
             type="primary",
             shortcut=None if is_any_open() else "A",  # it would act behind an open form
-            disabled=incident.state not in ("open", "silenced"),
+            disabled=incident.state not in ("open", "silenced") or is_acknowledged(incident, snapshot.now()),
             on_click=_acknowledge,
             args=(_about(detail),),
         )
@@ -60,6 +60,12 @@ def draw_actions(detail: IncidentDetail) -> None:
     draw_result(incident.id)
     if not is_open(f"silence-{incident.id}"):
         silencing.draw_result(f"silence-{incident.id}")
+
+
+def is_acknowledged(incident: Incident, now: int) -> bool:
+    """Returns whether an acknowledgement is in force, also if a silence holds the incident back since then."""
+    life = incident.life
+    return bool(life.acknowledged_by) and (life.acknowledged_until is None or life.acknowledged_until > now)
 
 
 def _draw_disabled(row: Any, incident: Incident) -> None:

@@ -19,7 +19,7 @@ from dashboards.views import silencing
 from pipeline.model.job_effect import name_doubt
 from pipeline.model.loss_owner import name_owner
 from pipeline.model.records import SECOND, iso
-from tests.dashboards.conftest import NOW, OPERATOR, incident_table
+from tests.dashboards.conftest import NOW, OPERATOR, incident_table, silence_table
 from tests.dashboards.test_dashboard_pages import incident_script, page, shown
 
 HISTORY = [{"number": 1, "time": iso(NOW), "kind": "opened", "actor": "fleetpulse", "comment": ""}]
@@ -466,3 +466,15 @@ def test_only_a_page_of_the_site_is_called_a_runbook(
     )
     assert isinstance(link, Link)
     assert (link.text, link.href) == (text, href or url)
+
+
+@pytest.mark.parametrize(("until", "disabled"), [("2999-01-01T00:00:00Z", True), ("2026-01-01T00:00:00Z", False)])
+def test_an_acknowledged_incident_under_a_silence_says_who_silenced_it(api: Any, until: str, disabled: bool) -> None:
+    api.silences = [silence_table("s1")]
+    acknowledged = {"acknowledged_by": "alice", "acknowledged_until": until}
+    api.incidents["A1"] |= {"state": "silenced", "silenced_by": ["s1"], **acknowledged}
+    test = page(incident_script, id="A1")
+    assert test.button(key="acknowledge").disabled is disabled
+    text = shown(test)
+    assert "<b>Silenced by</b>" in text
+    assert ">ann until 2999-01-01 00:00:00Z: new paste</a>" in text
