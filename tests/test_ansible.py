@@ -90,6 +90,7 @@ def test_every_variable_has_a_default() -> None:
         "fleetpulse_present",
         "fleetpulse_older",
         "fleetpulse_other",
+        "fleetpulse_sections",
     }
     made |= {"fleetpulse_batches", "fleetpulse_server", "fleetpulse_nodes"}
     assert named - made == set(DEFAULTS)
@@ -210,34 +211,73 @@ def test_a_dry_run_on_a_fresh_host_goes_on_where_no_unit_is_installed_yet(tmp_pa
         assert done.returncode == code, done.stdout + done.stderr
 
 
+MARK = "# Written by Ansible; changes here are lost: the variable fleetpulse_config.\n"
+
+
+class Sections:
+    """A host whose configuration the tasks of the role write, below a folder."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        program = tmp_path / "fleetpulse"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "fleetpulse.py"} "$@"\n')
+        program.chmod(0o755)
+        shutil.copytree(ROLE / "templates", tmp_path / "templates")
+        self.tmp_path, self.folder = tmp_path, tmp_path / "etc" / "fleetpulse"
+        (self.folder / "conf.d").mkdir(parents=True)
+        self.drop_in = self.folder / "conf.d" / "50-site.toml"
+        text = (ROLE / "tasks" / "main.yml").read_text().replace("/etc/fleetpulse", str(self.folder))
+        names = ("Check the whole", "Configuration", "More sections")
+        tasks = [task for task in yaml.safe_load(text) if task["name"].startswith(names)]
+        self.play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
+        self.play |= {"handlers": [{"name": "Restart", "ansible.builtin.debug": {"msg": "restarted"}}]}
+
+    def run(self, webhook: str, more: str) -> tuple[int, str]:
+        """Returns exit code and output of a run of the tasks."""
+        values = {"fleetpulse_kind": "server", "fleetpulse_kafka": "k:9092", "fleetpulse_webhook": webhook}
+        values |= {"ansible_python_interpreter": sys.executable, "fleetpulse_config": more}
+        (self.tmp_path / "play.yml").write_text(yaml.safe_dump([{**self.play, "vars": DEFAULTS | values}]))
+        environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(self.tmp_path), "ANSIBLE_HOME": str(self.tmp_path)}
+        environ |= {"PATH": f"{self.tmp_path}:{environ['PATH']}", "TMPDIR": str(self.tmp_path)}
+        words = [find_program(), "-i", "localhost,", "play.yml"]
+        done = subprocess.run(words, cwd=self.tmp_path, env=environ, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+
+@pytest.mark.ansible
+def test_sections_that_a_person_wrote_stay_unless_the_inventory_has_some(tmp_path: Path) -> None:
+    """The default, none, emptied the file that the guide tells people to write, without a copy of it."""
+    host, own = Sections(tmp_path), "[api]\nsql_rows = 7\n"
+    host.drop_in.write_text(own)
+    assert host.run("", "")[0] == 0
+    assert host.drop_in.read_text() == own
+    host.drop_in.write_text("[api]\nprot = 1\n")
+    code, said = host.run("", "")
+    assert (code, "did you mean 'port'?" in said) == (2, True), "it is checked with the rest"
+    host.drop_in.write_text(own)
+    for number in (8, 9):
+        assert host.run("", f"[api]\nsql_rows = {number}\n")[0] == 0
+        assert host.drop_in.read_text() == f"{MARK}[api]\nsql_rows = {number}\n"
+    (kept,) = (path for path in host.drop_in.parent.iterdir() if path != host.drop_in)
+    assert (kept.read_text(), kept.name.startswith("50-site.toml."), kept.suffix == ".toml") == (own, True, False)
+    code, said = host.run("", "")
+    assert (code, host.drop_in.exists(), "restarted" in said) == (0, False, True)
+    assert "restarted" not in host.run("", "")[1]
+
+
 @pytest.mark.ansible
 def test_a_wrong_configuration_is_refused_before_it_replaces_anything(tmp_path: Path) -> None:
     """The wrong drop-in stayed on the host: the next start of the unit read it, ended, and stayed down."""
-    program = tmp_path / "fleetpulse"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "fleetpulse.py"} "$@"\n')
-    program.chmod(0o755)
-    shutil.copytree(ROLE / "templates", tmp_path / "templates")
-    folder, names = tmp_path / "etc" / "fleetpulse", ("fleetpulse.toml", "conf.d/50-site.toml", "conf.d/60-own.toml")
-    (folder / "conf.d").mkdir(parents=True)
+    host, names = Sections(tmp_path), ("fleetpulse.toml", "conf.d/50-site.toml", "conf.d/60-own.toml")
+    folder = host.folder
     (folder / names[2]).write_text("[detector.link]\n")
-    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text().replace("/etc/fleetpulse", str(folder)))
-    wanted = [task for task in tasks if task["name"].startswith(("Check the whole", "Configuration", "More sections"))]
-    environ = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
-    environ |= {"PATH": f"{tmp_path}:{environ['PATH']}", "TMPDIR": str(tmp_path)}
-    values = {"fleetpulse_kind": "server", "fleetpulse_kafka": "k:9092", "ansible_python_interpreter": sys.executable}
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": wanted}
-    play |= {"handlers": [{"name": "Restart", "ansible.builtin.debug": {"msg": ""}}]}
 
     def run(webhook: str, more: str) -> tuple[int, str, list[str]]:
-        play["vars"] = DEFAULTS | values | {"fleetpulse_webhook": webhook, "fleetpulse_config": more}
-        (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
-        words = [find_program(), "-i", "localhost,", "play.yml"]
-        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
-        return done.returncode, done.stdout, [(folder / name).read_text() for name in names if (folder / name).exists()]
+        code, said = host.run(webhook, more)
+        return code, said, [(folder / name).read_text() for name in names if (folder / name).exists()]
 
     escalation = "[[incidents.escalation]]\nafter_minutes = 5\nreceivers = ['on-call']\n"
     code, _, written = run("https://h.example/key", escalation)
-    assert (code, len(written), written[1:2]) == (0, 3, [escalation])
+    assert (code, len(written), written[1:2]) == (0, 3, [f"{MARK}{escalation}"])
     for webhook, more, why in (
         ("https://h.example/key", "[api]\nprot = 1\n", "did you mean 'port'?"),
         ("", escalation, "'on-call' is not a receiver"),
@@ -246,7 +286,7 @@ def test_a_wrong_configuration_is_refused_before_it_replaces_anything(tmp_path: 
         assert (code, left) == (2, written)
         assert why in said
     code, _, written = run("", "[api]\nsql_rows = 7\n")
-    assert (code, written[1]) == (0, "[api]\nsql_rows = 7\n")
+    assert (code, written[1]) == (0, f"{MARK}[api]\nsql_rows = 7\n")
     code, _, written = run("", f"# {'x' * 200_000}\n[api]\nsql_rows = 8\n")
     assert (code, len(written[1]) > 200_000) == (0, True), "more than a variable of the environment takes"
     others = folder / "conf.d"
@@ -259,7 +299,7 @@ def test_a_wrong_configuration_is_refused_before_it_replaces_anything(tmp_path: 
     assert run("", "[api]\nsql_rows = 10\n")[0] == 0
     (others / "90-gone.toml").symlink_to("nowhere")
     code, said, left = run("", "[api]\nsql_rows = 11\n")
-    assert (code, left[1]) == (2, "[api]\nsql_rows = 10\n")
+    assert (code, left[1]) == (2, f"{MARK}[api]\nsql_rows = 10\n")
     assert "conf.d/90-gone.toml: cannot be read: No such file" in said
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("fleetpulse.", "tmp."))]
 
