@@ -26,6 +26,7 @@ from typing import Any
 from pipeline.commands.arguments import read_version
 from pipeline.commands.support_salvage import salvage_config
 from pipeline.commands.support_secrets import find_secrets, hide, list_unread
+from pipeline.commands.support_units import collect_units
 from pipeline.config.addresses import hide_addresses
 from pipeline.config.changes import flatten
 from pipeline.config.files import DROP_INS, list_files, read_table
@@ -121,6 +122,7 @@ def collect(config: Config, doctor: str) -> Iterator[tuple[str, str]]:
     values = {key: hide_addresses(value, key) for key, value in flatten(config)}
     yield "configuration.json", json.dumps(values, indent=1, default=str)
     yield from collect_files(config)
+    yield from collect_units()
     yield "doctor.json", doctor
     folders = (config.spool.directory, config.store.path.parent)
     yield "folders.txt", "".join(tell(functools.partial(describe_folder, folder)) for folder in folders)
