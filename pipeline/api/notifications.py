@@ -21,7 +21,8 @@ MAX_REPLAYED = 1000
 
 
 class ReceiverState(BaseModel):
-    """One endpoint. state: ok, failing (refused since `since`), down (probed), or unknown: nothing was sent yet.
+    """One endpoint. state: ok, failing (refuses, or limits its rate, since `since`), down (probed), or unknown: nothing
+    was sent yet.
 
     silences: incidents that are silenced there, with the person and the end.
     """

@@ -2,9 +2,6 @@
 
 Destinations come only from the configuration. A host name is resolved once, all its addresses must be allowed, and the
 connection uses a checked address (DNS rebinding). Proxies of the environment are not used.
-
-`ReceiverHealth`: after three consecutive failures a receiver is probed until it responds. The retry schedule limits a
-single message; a receiver that responds again gets everything that is due.
 """
 
 from __future__ import annotations
@@ -20,14 +17,12 @@ import re
 import socket
 import time
 import urllib.parse
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from pipeline.config.addresses import hide_address
 from pipeline.model.errors import ConfigError, Refused
-from pipeline.model.records import SECOND, iso
 from pipeline.notify.connections import DEADLINES, CheckedConnection, ConnectionPool
 
 TIMEOUT_S = 15.0
@@ -123,13 +118,15 @@ Call = Callable[[Request], Answer]
 class PostResult:
     """Result of a delivery. `text` is for people and never contains text of the receiver.
 
-    reference: what the receiver calls the message, if later ones refer to it.
+    reference: what the receiver calls the message, if later ones refer to it.  limited: not accepted only because the
+    receiver limits its rate.
     """
 
     outcome: Outcome
     text: str
     retry_after_s: float = 0.0
     reference: str = ""
+    limited: bool = False
 
 
 def check_url(receiver: Destination) -> urllib.parse.SplitResult:
@@ -297,7 +294,8 @@ def classify_answer(answer: Answer) -> PostResult:
 def classify_status(status: int, retry_after: str | None = None) -> PostResult:
     """Returns the result of a response status: 2xx is delivered, all others are retried.
 
-    Also 4xx: after a receiver is repaired (a login page in front, a wrong path), the missed pages are expected.
+    Also 4xx: after a receiver is repaired (a login page in front, a wrong path), the missed pages are expected. 429
+    alone is a limit of the rate (RFC 6585 4); what answers 503, with or without Retry-After, may be away.
     """
     text = f"HTTP {status}"
     if 200 <= status < 300:
@@ -310,7 +308,7 @@ def classify_status(status: int, retry_after: str | None = None) -> PostResult:
         text += ": the receiver rejects the credentials"
     elif status == 429:
         text += ": the receiver limits the rate"
-    return PostResult("retry", text, _parse_retry_after(retry_after))
+    return PostResult("retry", text, _parse_retry_after(retry_after), limited=status == 429)
 
 
 def refuse_unexpected(answer: Answer, expected: str) -> PostResult:
@@ -356,65 +354,3 @@ def _describe_error(error: Exception) -> str:
     """Returns the system's text of an error, never text from the receiver."""
     reason = error.strerror if isinstance(error, OSError) else None
     return f"{type(error).__name__}: {reason or 'no valid HTTP request or response'}"
-
-
-MAX_FAILURES = 3
-"""Consecutive failures after which a receiver is down. Chosen: at 0, 1 and 6 s, a restart of a small service."""
-PROBE_S, SLOW_PROBE_S, FAST_PROBES_S = 5, 30, 600
-"""Time between probes (s): 5 in the first 10 minutes, then 30. Chosen: a page waits at most 30 s after a recovery."""
-MAX_PROBE_WAIT_S = 300.0
-"""Longest wait before a probe, or before a message is sent again, by Retry-After (s). Chosen: a header cannot delay a
-page by hours."""
-REPORT_AFTER_S = 30
-"""Time after which a failing receiver is reported to the others (s). Chosen: longer than a restart."""
-
-
-@dataclass(slots=True)
-class ReceiverHealth:
-    """State of one receiver by its last POSTs. Times in UTC us.
-
-    failures: consecutive POSTs that were not accepted.  since: time of the first.  answer: result of the last.
-    delivered: time of the last POST that was accepted; 0: none.
-    probes: message -> number of probes with it, so that one message that is always refused cannot hide a recovery.
-    """
-
-    failures: int = 0
-    since: int = 0
-    answer: str = ""
-    next_probe: int = 0
-    delivered: int = 0
-    probes: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def is_down(self) -> bool:
-        """Whether the receiver is only probed, instead of sent everything that is due."""
-        return self.failures >= MAX_FAILURES
-
-    def record_success(self, now: int = 0) -> bool:
-        """Records a 2xx. Returns whether the receiver was down."""
-        recovered = self.is_down
-        self.failures, self.answer, self.delivered = 0, "", now
-        self.probes.clear()
-        return recovered
-
-    def record_failure(self, now: int, answer: str, after_s: float) -> None:
-        """Records a POST that was not accepted. after_s: wait by Retry-After (s)."""
-        self.since = self.since if self.failures else now
-        self.failures, self.answer = self.failures + 1, answer
-        often = now - self.since < FAST_PROBES_S * SECOND
-        wait = max(PROBE_S if often else SLOW_PROBE_S, min(after_s, MAX_PROBE_WAIT_S))
-        self.next_probe = now + int(wait * SECOND)
-
-    def must_report(self, now: int) -> bool:
-        """Returns whether the other receivers must be notified."""
-        return self.is_down and now - self.since >= REPORT_AFTER_S * SECOND
-
-    def as_json(self) -> dict[str, str | None]:
-        """Returns state, since when it fails, its last answer, and when it last accepted a message."""
-        state = "down" if self.is_down else "failing" if self.failures else "ok" if self.delivered else "unknown"
-        since, accepted = (iso(time) if time else None for time in (self.since * bool(self.failures), self.delivered))
-        return {"state": state, "since": since, "answer": self.answer, "delivered": accepted}
-
-    def describe_trouble(self) -> str | None:
-        """Returns the reason for /readyz, None while the receiver is not down."""
-        return f"accepts no alerts since {iso(self.since)[:19]}Z: {self.answer}" if self.is_down else None

@@ -5,6 +5,8 @@ They are read from the store, as the threads of receivers may not read the engin
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,10 @@ Annotate = Callable[[Incident, tuple[str, str] | None], Mapping[str, str]]
 """Incident, and its impact in one line and for a title (None: as it is known now) -> further annotations."""
 Renew = Callable[[duckdb.DuckDBPyConnection, Sequence[Mapping[str, Any]]], list[Mapping[str, Any]]]
 """Returns alerts with the texts of now."""
+_NEWEST_ALERTS = """
+SELECT incident, payload FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND kind = 'firing'
+QUALIFY row_number() OVER (PARTITION BY incident ORDER BY created DESC, number DESC) = 1
+"""
 _IMPACTS = """
 SELECT incident, detail ->> '$.text', detail ->> '$.title' FROM impact WHERE incident IN (SELECT unnest($1::VARCHAR[]))
 """
@@ -42,3 +48,12 @@ def renew_texts(
         made = make_alert(incident, one["labels"], external_url, None, more)
         found.append({**one, "annotations": made["annotations"]})
     return found
+
+
+def read_sent_labels(
+    open_cursor: Callable[[], duckdb.DuckDBPyConnection], incidents: Sequence[str]
+) -> dict[str, Mapping[str, str]]:
+    """Returns the labels of the newest stored alert of each incident that has one."""
+    with contextlib.closing(open_cursor()) as cursor:
+        rows = cursor.execute(_NEWEST_ALERTS, [list(incidents)]).fetchall()
+    return {incident: json.loads(payload)["alerts"][-1]["labels"] for incident, payload in rows}

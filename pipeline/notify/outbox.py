@@ -2,7 +2,8 @@
 
 Delivery is at least once: a payload is marked delivered after its receiver accepted it. A crash in between sends it
 again with the same idempotency key. A receiver that is down is probed; when it responds, all waiting payloads are sent.
-A failing receiver is reported to the other receivers.
+While a receiver limits its rate, it is sent nothing until the end of its pause. A failing receiver is reported to the
+other receivers.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from pipeline.model.records import SECOND
 from pipeline.notify import alertmanager, delivery, retention
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
-from pipeline.notify.delivery import MAX_FAILURES, Call, ReceiverHealth
+from pipeline.notify.delivery import Call
+from pipeline.notify.health import MAX_FAILURES, ReceiverHealth
 from pipeline.notify.held_messages import HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.missed_messages import plan_missed
-from pipeline.notify.newest_texts import Annotate, renew_texts
+from pipeline.notify.newest_texts import Annotate, read_sent_labels, renew_texts
 from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.remote_silences import build_remote_silences, load_resent
@@ -73,10 +75,6 @@ _REPORTED = """
 SELECT incident, epoch_us(max(created)) FROM outbox WHERE starts_with(incident, $1) GROUP BY incident
 HAVING arg_max(kind, (created, number)) = 'firing'
 """
-_NEWEST_ALERTS = """
-SELECT incident, payload FROM outbox WHERE incident IN (SELECT unnest($1::VARCHAR[])) AND kind = 'firing'
-QUALIFY row_number() OVER (PARTITION BY incident ORDER BY created DESC, number DESC) = 1
-"""
 _ANY_TIME = 1 << 62  # UTC us: any time of the next attempt
 
 
@@ -107,9 +105,8 @@ class Notifier:
         self._source = AlertSource(site, notify.external_url.rstrip("/"))
         rules = self._rules = build_rules(notify)
         self._undecided = self._find_undecided()
-        self._planner = PayloadPlanner(
-            *(self.receivers, rules, self._source, locate, self._read_sent, annotate), self._undecided
-        )
+        labels = functools.partial(read_sent_labels, store.cursor)
+        self._planner = PayloadPlanner(self.receivers, rules, self._source, locate, labels, annotate, self._undecided)
         self._renew = functools.partial(renew_texts, external_url=self._source.external_url, annotate=annotate)
         self._held = self._build_held(rules)
         self._holding = dict.fromkeys(self.receivers, True)  # whether a receiver may have held messages
@@ -159,12 +156,6 @@ class Notifier:
         self, name: str, alerts: Sequence[Mapping[str, Any]], key: str, labels: Mapping[str, str], reason: str
     ) -> dict[str, Any]:
         return make_body(alerts, labels, self.receivers[name].receiver, self._source.external_url, reason, key)
-
-    def _read_sent(self, incidents: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """Returns the labels of the newest stored alert of each incident that has one."""
-        with contextlib.closing(self._store.cursor()) as cursor:
-            rows = cursor.execute(_NEWEST_ALERTS, [list(incidents)]).fetchall()
-        return {incident: json.loads(payload)["alerts"][-1]["labels"] for incident, payload in rows}
 
     def _load_inhibited(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, str]:
         """Returns incident -> the incident that inhibits it by a rule."""
@@ -271,42 +262,52 @@ class Notifier:
         """Sends each due payload of a receiver once and returns their number.
 
         While the receiver is down, it sends one payload per probe: the one with the fewest probes, oldest page first.
+        After a limit of the rate it sends until the next one.
         """
         health = self.health[name]
         self._handle_clock_step(name)
         if self._holding[name]:
             is_holding = self._held[name].release(self._clock())
             self._holding[name] = is_holding or self._rules.hold or name in self._undecided
-        due = self._load_probe(name) if health.is_down else load_due(self._store, name, self._clock())
+        found = self._load_probe(name) if health.is_down else self._load_due(name)
+        due = found if health.is_down else self._retries[name].choose(found)
         if due:
-            self._send_batch(name, due, ended)
+            self._send_batch(name, due, ended, is_probe=health.is_down or len(due) < len(found))
         self._report_receiver(name)
         return len(due)
 
-    def _send_batch(self, name: str, due: Sequence[DuePayload], ended: Callable[[], bool]) -> None:
-        """Sends payloads in order over connections that stay open, tickets until a page is due; the first alone, so
-        that nothing more is sent while results cannot be stored. Each result is stored, also if the receiver fails."""
+    def _load_due(self, name: str) -> list[DuePayload]:
+        """Returns the payloads that are due; none while the receiver pauses, since it limits its rate."""
+        now = self._clock()
+        return [] if self.health[name].is_paused(now) else load_due(self._store, name, now)
+
+    def _send_batch(
+        self, name: str, due: Sequence[DuePayload], ended: Callable[[], bool], is_probe: bool = False
+    ) -> None:
+        """Sends payloads in order over connections that stay open, tickets until a page is due, all until one is
+        limited; the first alone, so that nothing more is sent while results cannot be stored. Each result is stored,
+        also if the receiver fails. is_probe: it may be any message, and is one alone."""
         health, settled, pool = self.health[name], Settlements(self._store, name), ConnectionPool()
         call = functools.partial(self._call, pool=pool)
         sender: OrderedSender[DuePayload, delivery.PostResult] = OrderedSender(
             lambda payload: self._send(name, payload, call), count_waiting(self._store, name, due)
         )
-        stored, was_down = 0, health.is_down
+        stored, limited = 0, False
 
         def may_start() -> int:
-            if ended() or (stored and (was_down or health.is_down)):
+            if ended() or limited or (stored and (is_probe or health.is_down)):
                 return 0
-            return self.receivers[name].parallel if stored and not health.failures else 1
+            return min(self.receivers[name].parallel, stored) if stored and not health.failures else 1
 
         pages, tickets = [p for p in due if p.is_page], [p for p in due if not p.is_page]
         watch = PageWatch(self._store, name, self._wake_events[name], self._clock)
-        go_on = may_start if was_down else lambda: not watch.is_due() and may_start()  # a probe is any message
+        go_on = may_start if is_probe else lambda: not watch.is_due() and may_start()
         in_turn = sender.send_all(pages, may_start), sender.send_all(tickets, go_on)
         try:
             for payload, answer in itertools.chain(*in_turn):
                 self.beats[name].beat("POST")
                 self._store_result(name, payload, answer, settled)
-                stored += 1
+                stored, limited = stored + 1, limited or answer.limited
             settled.write()  # not after an error of the store: what it wrote is unknown, and would be counted twice
         finally:
             sender.close()
@@ -327,8 +328,7 @@ class Notifier:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, now])
             self._held[name].forget()
-            health = self.health[name]
-            health.since, health.next_probe = min(health.since, now), min(health.next_probe, now)
+            self.health[name].move_back(now)
             self._periodic_due[name] = min(self._periodic_due[name], now + WATCHDOG_INTERVAL_S * SECOND)
         self._last_clock[name] = now
 
@@ -338,7 +338,9 @@ class Notifier:
         None of these is retried: the absence of the Watchdog is the alarm.
         """
         now, endpoint = self._clock(), self.receivers[name]
-        if now < self._periodic_due[name] or (endpoint.watchdog and not self._alive()):
+        if now < self._periodic_due[name] or self.health[name].is_paused(now):
+            return
+        if endpoint.watchdog and not self._alive():
             return
         self._periodic_due[name] = now + int((endpoint.resend_s or WATCHDOG_INTERVAL_S) * SECOND)
         answer = self._make_periodic_call(name, now)
@@ -368,7 +370,8 @@ class Notifier:
         """Records the result of a POST. If a receiver that was down responds, all its payloads become due."""
         health = self.health[name]
         if answer.outcome != "delivered":
-            health.record_failure(self._clock(), answer.text, answer.retry_after_s)
+            record = health.record_limit if answer.limited else health.record_failure
+            record(self._clock(), answer.text, answer.retry_after_s)
             return
         self._retries[name].end_postponement()
         if health.is_down:
@@ -391,7 +394,7 @@ class Notifier:
             if busy is None:
                 stop.wait(FAULT_PAUSE_S)
             elif not busy:
-                self._wake_events[name].wait(POLL_S)
+                self._wake_events[name].wait(self.health[name].wait_s(self._clock(), POLL_S))
 
     def _attempt(self, what: str, act: Callable[[], T], stop: threading.Event) -> T | None:
         """Returns the result of `act`, None if it failed. A fault is reported until `act` succeeds and never ends the
@@ -422,30 +425,35 @@ class Notifier:
         return [min(waiting, key=lambda payload: health.probes[payload.id])] if waiting else []
 
     def _store_result(self, name: str, payload: DuePayload, answer: delivery.PostResult, settled: Settlements) -> None:
-        """Adds the result of a payload to those that are written together."""
+        """Adds the result of a payload to those that are written together. A limit of the rate says nothing about the
+        payload, which stays due, so that it is the next also after a restart; nothing is sent during the pause."""
         now, probe = self._clock(), self.health[name].is_down
         self._record_result(name, answer)
-        state, text, later = "delivered", answer.text, now
-        if answer.outcome == "retry":
-            state, text, later = self._plan_retry(name, payload, answer, probe)
-        tried = state == "delivered" or not probe
-        settled.add(Result(payload.id, payload.incident, state, text, later, tried, answer.reference, now))
-        if state == "delivered":
+        about = payload.id, payload.incident
+        if answer.outcome == "delivered":
+            settled.add(Result(*about, "delivered", answer.text, now, True, answer.reference, now))
             self._refused[name].pop(payload.id, None)
-        elif payload.attempts + 1 >= MAX_FAILURES and not probe:
+            if (refused := self._retries[name].take_refused(payload.id)) is not None:
+                self._store_refusal(name, *refused, settled)
+        elif answer.limited and not probe:
+            self._retries[name].count_limit(payload, answer)
+            settled.add(Result(*about, "pending", answer.text, now, False, "", now))
+        elif probe:
+            health = self.health[name]
+            health.probes[payload.id] += 1
+            settled.add(Result(*about, "pending", answer.text, health.next_probe, False, answer.reference, now))
+        else:
+            self._store_refusal(name, payload, answer, settled)
+
+    def _store_refusal(self, name: str, payload: DuePayload, answer: delivery.PostResult, settled: Settlements) -> None:
+        """Adds that a payload was not accepted by a receiver that accepts others, as far as is known."""
+        now = self._clock()
+        state, text, later = self._retries[name].plan(payload, answer, now)
+        settled.add(Result(payload.id, payload.incident, state, text, later, True, answer.reference, now))
+        if payload.attempts + 1 >= MAX_FAILURES:
             self._refused[name][payload.id] = text, now + DEAD_REPORT_S * SECOND if state == "dead" else None
         if state == "dead":
             log.error("receiver %s: %s is dead: %s", name, payload.id, text)
-
-    def _plan_retry(
-        self, name: str, payload: DuePayload, answer: delivery.PostResult, probe: bool
-    ) -> tuple[str, str, int]:
-        """Returns (state, answer, next attempt) of a payload that was not accepted."""
-        now, health = self._clock(), self.health[name]
-        if probe:
-            health.probes[payload.id] += 1
-            return "pending", answer.text, health.next_probe
-        return self._retries[name].plan(payload, answer, now)
 
     def _report_receiver(self, name: str) -> None:
         """Reports to the other receivers that this one accepts no alerts, or accepts them again."""

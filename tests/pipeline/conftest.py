@@ -154,11 +154,11 @@ def new_pipeline(tmp_path: Path) -> Iterator[Callable[..., KafkaPipeline]]:
 
 
 @pytest.fixture
-def receivers() -> Iterator[Callable[[], Receiver]]:
+def receivers() -> Iterator[Callable[..., Receiver]]:
     made: list[tuple[Receiver, threading.Thread]] = []
 
-    def make() -> Receiver:
-        receiver = Receiver()
+    def make(kind: type[Receiver] = Receiver) -> Receiver:
+        receiver = kind()
         made.append((receiver, threading.Thread(target=receiver.serve_forever, args=(0.01,))))
         made[-1][1].start()
         return receiver

@@ -36,6 +36,11 @@ class Receiver(http.server.ThreadingHTTPServer):
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.arrived = threading.Event()
 
+    def choose_status(self, cause: str) -> int:
+        """Returns the status of the answer to a post."""
+        status = self.statuses.pop(0) if self.statuses else 200
+        return self.refuses.get(cause, status)
+
     @property
     def alerts(self) -> list[tuple[str, str]]:
         """(status of the body, cause) of each post received."""
@@ -46,11 +51,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server: Any = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status = server.statuses.pop(0) if server.statuses else 200
-        status = server.refuses.get(body["alerts"][-1]["labels"]["cause"], status)
+        status = server.choose_status(body["alerts"][-1]["labels"]["cause"])
         server.posts.append((self.headers["Idempotency-Key"], body))
         self.send_response(status)
-        if status in (502, 503) and (server.retry_after or status == 502):
+        if status in (429, 502, 503) and (server.retry_after or status == 502):
             self.send_header("Retry-After", server.retry_after or "300")
         self.end_headers()
         server.arrived.set()

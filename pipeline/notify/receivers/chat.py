@@ -5,6 +5,7 @@ Texts of alerts come from the fleet (names of jobs): they are escaped, and never
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -57,6 +58,8 @@ COLORS = {
 CARD_STYLES = {"critical": "attention", "warning": "warning", "info": "accent", "resolved": "good"}
 GONE = frozenset({"message_not_found", "cant_update_message", "thread_not_found", "edit_window_closed"})
 """Slack's errors for a message that cannot be edited any more: then a new one is posted."""
+LIMITED = frozenset({"ratelimited", "rate_limited"})
+"""Slack's errors for a limit of the rate, which comes with status 429; some methods say it with 200."""
 ALIVE = frozenset({"no_text", "invalid_payload", "missing_text_or_fallback_or_attachments", "missing_text"})
 """Answers of a working Slack webhook to a message without text, which is not shown to anybody."""
 _CODE = re.compile(r"[a-z_]{1,60}")
@@ -105,6 +108,7 @@ class SlackEndpoint(ChatEndpoint):
         super().__init__(receiver)
         self._receiver = receiver
         self.edits = receiver.token_file is not None
+        self._edited = ""  # the message whose edit was accepted, and whose reply was limited
 
     def reports(self, kind: str) -> bool:
         """Reports every change but new titles; an incoming webhook, which cannot edit, only acknowledgements."""
@@ -135,6 +139,8 @@ class SlackEndpoint(ChatEndpoint):
             if not message.reference:
                 return self._post(message, shown, call)
             channel, _, time = message.reference.partition(":")
+            if message.id == self._edited:  # else a limit of one request at a time would let it through never
+                return self._reply(message, channel, time, call)
             edited = _classify_slack(self._call("chat.update", {**shown, "channel": channel, "ts": time}, call))
             if any(edited.text.endswith(error) for error in GONE):
                 return self._post(message, shown, call)
@@ -175,7 +181,8 @@ class SlackEndpoint(ChatEndpoint):
         if _is_news(message):  # an edit and a reply alone notify no one
             reply["reply_broadcast"] = True
         result = _classify_slack(self._call("chat.postMessage", reply, call))
-        return PostResult(result.outcome, result.text, result.retry_after_s, f"{channel}:{time}")
+        self._edited = message.id if result.limited else ""
+        return dataclasses.replace(result, reference=f"{channel}:{time}")
 
     def _call(self, method: str, body: Mapping[str, Any], call: Call) -> Answer:
         data = json.dumps(body, separators=(",", ":")).encode()
@@ -276,7 +283,8 @@ def _classify_slack(answer: Answer, is_new: bool = False) -> PostResult:
         code = str(body.get("error", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return refuse_unexpected(answer, "the JSON of Slack with ok")
-    return PostResult("retry", f"Slack: {code if _CODE.fullmatch(code) else 'unknown error'}", answer.retry_after_s)
+    text = f"Slack: {code if _CODE.fullmatch(code) else 'unknown error'}"
+    return PostResult("retry", text, answer.retry_after_s, limited=code in LIMITED)
 
 
 class TeamsEndpoint(ChatEndpoint):

@@ -46,6 +46,9 @@ PAGES_AGAIN = ("acknowledgement_expired", "worsened")
 """Changes that end an acknowledgement here, as a higher severity also does. A trigger of an alert that is acknowledged
 there notifies no one, so the alert is resolved before. An escalation is not among them: an alert that is not
 acknowledged there is at some level of an escalation policy, which would begin again at its first."""
+MAX_ENDED = 100
+"""Messages whose end is remembered while their trigger waits for a limit. Chosen: each is on its way or the next one;
+without it an end is sent twice."""
 HEALTH_KEY = "fleetpulse-health-check"
 """dedup_key of the health check: to resolve a key that was never triggered changes nothing."""
 SIGNATURE_PREFIX = "v1="
@@ -63,6 +66,7 @@ class PagerDutyEndpoint(Endpoint):
         super().__init__(receiver)
         self._receiver = receiver
         self._title = make_template(receiver.title, receiver.section, receiver.name, "title")
+        self._ended: set[str] = set()  # messages whose resolve was accepted, and whose trigger was limited
 
     def reports(self, kind: str) -> bool:
         """Reports acknowledgements."""
@@ -90,13 +94,19 @@ class PagerDutyEndpoint(Endpoint):
         was_acknowledged = message.follows_update  # PagerDuty is sent no other updates
         pages_again = message.event in PAGES_AGAIN or (message.event == "escalated" and was_acknowledged)
         pages_again = pages_again or message.change.get("acknowledgement_ended") is True
-        if action == "trigger" and pages_again and message.has_fired:
+        resolves_first = action == "trigger" and pages_again and message.has_fired
+        if resolves_first and message.id not in self._ended:
             ended = self._post({**event, "event_action": "resolve"}, call)
             if ended.outcome != "delivered":
                 return ended
         if action == "trigger":
             event |= self._make_trigger(message)
-        return self._post(event, call)
+        result = self._post(event, call)
+        if resolves_first:  # not resolved again, else a limit of one request at a time would let it through never
+            self._ended.discard(message.id)
+            if result.limited and len(self._ended) < MAX_ENDED:
+                self._ended.add(message.id)
+        return result
 
     def probe(self, call: Call) -> PostResult | None:
         """Resolves a key that was never triggered: PagerDuty checks the key and changes nothing."""
