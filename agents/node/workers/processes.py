@@ -115,7 +115,11 @@ class WorkerProcesses:
             return self._exchange(request, handles)
         except OSError:  # it was killed, or does not respond
             self._close_channel()
+        try:
             return self._exchange(request, handles)
+        except OSError:  # an answer that came later would be taken for that of the next request
+            self._close_channel()
+            raise
 
     def _exchange(self, request: tuple[str, object], handles: list[int]) -> int:
         if self._channel is None:
