@@ -90,6 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.get(item.path.name, len(FIRST)))  # stable: within a file the order stays
     places: Counter[str] = Counter()
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: an address in a name differs from worker to worker; give it an id")
         if BROKERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")
         if item.get_closest_marker("refusals"):
