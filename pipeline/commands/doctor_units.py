@@ -60,13 +60,13 @@ def _describe_unreadable(one: Unreadable) -> Check:
     source = handed_out.file if handed_out else one.path
     found = f"{one.key} = '{one.path}': the user of {unit} cannot read it"
     meaning = f"a reload of the {one.service} is refused, and after a stop it does not start"
-    lines, key, more = f"LoadCredential={one.path.name}:{source}", f'the key: "{copy}"', ("security.md", "Secrets")
+    lines, key, more = f"LoadCredential={one.path.name}:{source}", f'the key: "{copy}"', guide("security.md", "Secrets")
     if one.key.partition(".")[0] in SHARED:
         lines += f" and Environment={name_variable(one.key)}={copy}"
-        key, more = "the key stays as it is, for the other units", ("kafka.md", "Login")
+        key, more = "the key stays as it is, for the other units", guide("kafka.md", "Login")
     fix = (
         f"{lines} below [Service] in {drop_in}; {key}; then systemctl daemon-reload && systemctl restart "
-        f"fleetpulse-{one.service} ({guide(*more)})"
+        f"fleetpulse-{one.service} ({more})"
     )
     if one.owner:
         fix = f"chown {one.owner} {one.path.parent}/*.key"
