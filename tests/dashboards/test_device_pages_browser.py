@@ -119,6 +119,7 @@ def test_a_link_at_a_crosshair_that_was_kept_is_clicked(served: str, browser: An
     page.mouse.up()
     at(page, charts.first, 0.3)  # on the way to the line the mouse crosses another chart
     link = page.locator(".marks a").first
+    link.scroll_into_view_if_needed()  # the second chart may have been below the screen
     place = link.bounding_box()
     page.mouse.move(place["x"] + 5, place["y"] + 5, steps=8)
     page.mouse.down()
