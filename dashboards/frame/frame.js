@@ -2,7 +2,7 @@
 const WAIT_MS = 140; // chosen: a pause between keys
 const NAVIGATION = "[data-testid=stTopNav] a, [data-testid=stTopNavPopover] a, [data-testid=stSidebarNav] a";
 const LINK_EVENTS = ["click", "auxclick", "contextmenu"]; // what opens a link, also in a new tab
-const GIVE_UP_MS = 1500; // chosen: a session that does not answer; then the browser loads the page
+const GIVE_UP_MS = 5000; // chosen: a session that does not answer; a busy server may take a second or two, and a load of the page costs it more
 
 function element(tag, className, text) {
   const made = document.createElement(tag);

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.chromium
 GIVE_UP_AT_ONCE = """
 window.sameSession = true;
 const wait = window.setTimeout;
-window.setTimeout = (act, ms, ...rest) => wait(act, ms === 1500 ? 0 : ms, ...rest);
+window.setTimeout = (act, ms, ...rest) => wait(act, ms === 5000 ? 0 : ms, ...rest);
 """
 """Shortens GIVE_UP_MS of frame.js: a session that the frame waits for has no time to answer."""
 SHOWS = """name => {
