@@ -98,10 +98,7 @@ class Contents:
             ref = purl if shared else f"{owner}#{part['name']}@{part.get('version', '')}"
             kept = {key: part[key] for key in KEPT if key in part and (key != "purl" or shared)}
             self.components.setdefault(ref, {"bom-ref": ref, **kept})
-        if "bom-ref" in part:
-            refs[part["bom-ref"]] = ref
-        else:
-            refs[ref] = ref
+        refs[part.get("bom-ref", ref)] = ref
 
     def _connect(self, above: str, below: str) -> None:
         if above != below:
