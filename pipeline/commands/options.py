@@ -57,12 +57,17 @@ def parse_hours(text: str) -> float:
 
 def parse_hours_or_zero(text: str) -> float:
     """Like `parse_hours`, and 0, which means without an end."""
+    return _parse_number(text, MOST_HOURS, f"a number of hours, at most {MOST_HOURS:,.0f}")
+
+
+def _parse_number(text: str, most: float, expected: str) -> float:
+    """Returns a number from 0 to `most`. Raises ArgumentTypeError, also for NaN."""
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not 0 <= found <= MOST_HOURS:
-        raise _refuse(text, f"a number of hours, at most {MOST_HOURS:,.0f}")
+    if not 0 <= found <= most:
+        raise _refuse(text, expected)
     return found
 
 
@@ -72,13 +77,9 @@ MOST_OWNED_HOURS = 168.0
 
 def parse_owned_hours(text: str) -> float:
     """Returns for how many hours an incident is acknowledged; 0: without an end. Raises ArgumentTypeError."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= MOST_OWNED_HOURS:
-        raise _refuse(text, f"a number of hours, at most {MOST_OWNED_HOURS:.0f}, or 0: it never expires")
-    return found
+    return _parse_number(
+        text, MOST_OWNED_HOURS, f"a number of hours, at most {MOST_OWNED_HOURS:.0f}, or 0: it never expires"
+    )
 
 
 def parse_time(text: str) -> str:
