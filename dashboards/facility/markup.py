@@ -13,6 +13,7 @@ from dashboards.links import as_markup, entity_link, incident_link
 from dashboards.markup import badge, notice_of, simulated_badge
 from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, percent, quantity, reading, signal_name
 from pipeline.model.entity_names import KINDS, entity_name
+from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
 COOLING = ("cdu", "loop", "connector", "pump", "reservoir", "filter")
@@ -31,6 +32,8 @@ NO_BALANCE = (
     '<p class="fp-empty">No PDU reports the currents of its phases, and no two supply the same racks: their balance is '
     "not known.</p>"
 )
+SILENT_S = 60.0
+"""Age of the newest data from which a unit is silent (s). Source: the API's state `no_data`."""
 SOON = 60.0
 """Minutes to throttling from which it is urgent. Chosen: a technician's way."""
 
@@ -160,18 +163,44 @@ def _state_tile(word: str, units: Sequence[Unit], address: str) -> str:
     return linked.tile(f"{ok:,}/{len(units):,}", word, below, tone, address)
 
 
+def silence(unit: Unit, now: int) -> str:
+    """Returns for how long a unit has sent no data, empty while it sends some."""
+    if unit.values:
+        return ""
+    if unit.last_seen is None:
+        return "no data yet"
+    silent_s = (now - unit.last_seen) / SECOND
+    return f"no data for {age(silent_s)}" if silent_s > SILENT_S else ""
+
+
+def last_data(unit: Unit, now: int) -> str:
+    """Returns when a unit last sent data, as the line below its headline; first of all that it is silent."""
+    silent = silence(unit, now)
+    if unit.last_seen is None:
+        return "No data of this unit has arrived yet." if silent else ""
+    if silent:
+        return f"{silent[:1].upper()}{silent[1:]}: last data {clock(unit.last_seen, now)}. Its state now is unknown."
+    return f"Last data {ago(unit.last_seen, now)}"
+
+
+def _name_cell(unit: Unit, now: int) -> str:
+    silent = silence(unit, now)
+    note = f' <span class="fp-silent">{escape(silent)}</span>' if silent else ""
+    return f"{as_markup(entity_link(unit.entity))} {state_badge(unit)} {simulated_badge(unit.simulated)}{note}"
+
+
 def state_badge(unit: Unit) -> str:
     """Returns the badge of the unit's state."""
     tone = unit.state if unit.state in ("critical", "degraded", "watch") else "quiet"
     return badge(NODE_STATE[unit.state].upper(), tone)
 
 
-def cooling(units: Sequence[Unit]) -> str:
+def cooling(units: Sequence[Unit], now: int) -> str:
     """Returns the table of cooling units, the worst first, with the median of all CDUs and loops."""
     valves = find_valves(units)
     rows: list[Sequence[str]] = [
         (
-            f"{as_markup(entity_link(u.entity))} {state_badge(u)} {simulated_badge(u.simulated)}",
+            _name_cell(u, now),
             _throttle_cell(u.throttle),
             _value(u.number("coolant.flow"), "L/min"),
             _value(u.number("coolant.supply_temperature"), "Cel"),
@@ -320,7 +349,7 @@ def _incidents(unit: Unit) -> str:
     return shown + (f" and {len(unit.incidents) - 3:,} more" if len(unit.incidents) > 3 else "")
 
 
-def power(units: Sequence[Unit]) -> str:
+def power(units: Sequence[Unit], now: int) -> str:
     """Returns the table of power units."""
     rows: list[Sequence[str]] = []
     for u in units[:MAX_ROWS]:
@@ -328,7 +357,7 @@ def power(units: Sequence[Unit]) -> str:
         words = [f"{signal_name(n)}: {u.values[n]}" for n in u.abnormal]
         rows.append(
             (
-                f"{as_markup(entity_link(u.entity))} {state_badge(u)} {simulated_badge(u.simulated)}",
+                _name_cell(u, now),
                 _watts(u.number("power.draw")),
                 (f"{_bar(share)} " if share is not None else "") + f'<span class="fp-unknown">{escape(limit)}</span>',
                 _value(u.number("power.voltage"), "V"),
@@ -352,7 +381,7 @@ def _bar(share: float) -> str:
     return f'<b class="fp-share">{percent(share)}</b>{meter}'
 
 
-def leaks(units: Sequence[Unit], now: int | None = None) -> str:
+def leaks(units: Sequence[Unit], now: int) -> str:
     """Returns leak detectors that are not dry; the dry ones are counted."""
     dry = [u for u in units if u.values.get("leak.state") in ("ok", "absent")]
     rows = [
@@ -360,7 +389,7 @@ def leaks(units: Sequence[Unit], now: int | None = None) -> str:
             as_markup(entity_link(u.entity)),
             badge(str(u.values.get("leak.state", "no data")).upper(), "critical" if u.abnormal else "quiet"),
             ", ".join(as_markup(entity_link(p)) for p in u.parents[:2] or u.racks.first[:2]),
-            "never" if u.last_seen is None else escape(clock(u.last_seen, u.last_seen if now is None else now)),
+            "never" if u.last_seen is None else escape(ago(u.last_seen, now)),
             _incidents(u),
         )
         for u in units

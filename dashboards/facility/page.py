@@ -16,6 +16,7 @@ from dashboards.views import parts
 from dashboards.words import age, amount, plain, signal_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE, class_of_entity
 from pipeline.runtime.guides import guide
 
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600, "7d": 7 * 24 * 3600}
@@ -47,16 +48,17 @@ def _all() -> None:
         st.html(common.notice(text, "quiet", "Next:"))
         return
     st.html(markup.overview(facility))
+    now = snapshot.now()
     cooling = [u for u in facility.units if u.kind in markup.COOLING]
     power = [u for u in facility.units if u.kind in markup.POWER]
     st.html(linked.anchor("cooling") + common.section("Cooling", _note(cooling)))
-    st.html(markup.cooling(cooling))
+    st.html(markup.cooling(cooling, now))
     st.html(linked.anchor("power") + common.section("Power", _note(power)))
-    st.html(markup.power(power))
+    st.html(markup.power(power, now))
     st.html(common.section("Power supplies", "load of the supplies of each node"))
     st.html(balance.supplies(facility.supplies))
     st.html(linked.anchor("leaks") + common.section("Leak detectors"))
-    st.html(markup.leaks([u for u in facility.units if u.kind == "leak_detector"]))
+    st.html(markup.leaks([u for u in facility.units if u.kind == "leak_detector"], now))
     if facility.more:
         st.html(common.notice(f"{facility.more:,} more units are not listed; the worst are."))
 
@@ -82,10 +84,11 @@ def _one(entity: str) -> None:
             parts.draw_error(answer)
         return
     unit = next(u for u in answer.value.units if u.entity == entity)
-    badges, text = [markup.state_badge(unit)], _headline(unit, title)
-    parts.draw_head(text, badges, "", answer, of_now=True, crumbs=crumbs, simulated=unit.simulated)
+    badges, text, now = [markup.state_badge(unit)], _headline(unit, title), snapshot.now()
+    below = markup.last_data(unit, now)
+    parts.draw_head(text, badges, below, answer, of_now=True, crumbs=crumbs, simulated=unit.simulated)
     parts.draw_error(answer)
-    _details(unit, answer.value, answer.fetched)
+    _details(unit, answer.value, now)
 
 
 def _headline(unit: Unit, title: str) -> str:
@@ -122,7 +125,7 @@ def _details(unit: Unit, facility: Facility, now: int) -> None:
         own = [u for u in below if u.kind in kinds]
         if own:
             st.html(common.section(name, amount(len(own), "part", "parts")))
-            st.html(draw(own))
+            st.html(draw(own, now))
 
 
 def _trends(unit: Unit, now: int) -> None:
@@ -135,9 +138,7 @@ def _trends(unit: Unit, now: int) -> None:
     end = now // TIME_GRID * TIME_GRID
     palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
     drawn = 0
-    for signal in charts.TRENDS:
-        if unit.number(signal) is None:
-            continue
+    for signal in _charted(unit):
         given = {"entity": unit.entity, "signal": signal, "from": iso(end - length), "to": iso(end)}
         fresh = snapshot.fetch(parse_series, "series", **given, peers="class", points=str(POINTS))
         answer = snapshot.keep_last(("trend", unit.entity, signal, str(length)), fresh)
@@ -149,6 +150,13 @@ def _trends(unit: Unit, now: int) -> None:
             parts.draw_error(answer)
     if not drawn:
         st.html(common.notice("No readings of this unit in this time range."))
+
+
+def _charted(unit: Unit) -> list[str]:
+    """Returns the signals with a chart: those that the unit reports, of a silent one all of its class."""
+    if unit.values:
+        return [name for name in charts.TRENDS if unit.number(name) is not None]
+    return [name for name in charts.TRENDS if CATALOGUE[name].device_class == class_of_entity(unit.entity)]
 
 
 def _peers(number: int) -> str:

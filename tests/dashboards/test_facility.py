@@ -13,7 +13,8 @@ from dashboards.answers import parse_series
 from dashboards.facility.charts import trend
 from dashboards.facility.markup import NO_VALVE
 from dashboards.theme import PALETTES
-from tests.dashboards.conftest import series_table
+from pipeline.model.records import SECOND, iso
+from tests.dashboards.conftest import NOW, series_table
 from tests.dashboards.facility_tables import answers, cooling_values, facility_table, prediction, unit
 from tests.dashboards.test_dashboard_pages import page, shown
 
@@ -183,6 +184,47 @@ def test_a_unit_shows_the_least_open_valve_of_its_connectors(site: Any) -> None:
     assert NO_VALVE not in text
     snapshot._fetch_cached.clear()
     assert "Valve position" in shown(page(script, entity="connector:c1.1"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "age_s", "below", "cell"),
+    [
+        ({"values": {"coolant.flow": 328.5}}, 3, "Last data 11:59:57Z (3 s ago)", ""),
+        ({"values": {}}, 3, "Last data 11:59:57Z (3 s ago)", ""),
+        (
+            {"values": {}},
+            720,
+            "No data for 12 min: last data 11:48:00Z. Its state now is unknown.",
+            "no data for 12 min",
+        ),
+        ({"values": {}}, 86_400, "No data for 1 d 0 h: last data 2025-12-31 12:00:00Z.", "no data for 1 d 0 h"),
+        ({"values": {}, "last_seen": None}, 0, "No data of this unit has arrived yet.", "no data yet"),
+    ],
+)
+def test_a_unit_says_below_its_headline_when_it_last_sent_data(
+    site: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], age_s: int, below: str, cell: str
+) -> None:
+    monkeypatch.setattr(snapshot, "now", lambda: NOW)
+    for name in ("cdu:c1", "pdu:p1"):
+        snapshot._fetch_cached.clear()
+        found = unit(name, "critical", **{"last_seen": iso(NOW - age_s * SECOND), **changes})
+        site.answers["facility"] = facility_table([found])
+        assert f'<p class="fp-below">{below}' in shown(page(script, entity=name))
+        assert (f'<span class="fp-silent">{cell}</span>' in shown(page(script))) == bool(cell)
+
+
+def test_a_silent_unit_keeps_its_trends(site: Any) -> None:
+    site.answers["facility"] = facility_table([unit("cdu:c2", "critical", values={})])
+    page(script, entity="cdu:c2")
+    asked = {query["signal"][0] for path, query in site.asked if path == "series"}
+    assert {"coolant.flow", "coolant.supply_temperature"} <= asked
+    assert "power.draw" not in asked
+
+
+def test_a_leak_detector_that_is_silent_since_yesterday_says_so(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "now", lambda: NOW)
+    old = unit("leak_detector:r12", "no_data", last_seen=iso(NOW - 86_400 * SECOND))
+    assert "2025-12-31 12:00:00Z (1 d 0 h ago)" in facility_of(site, old)
 
 
 def test_pdus_show_the_balance_of_their_phases_and_feeds(site: Any) -> None:
