@@ -1,4 +1,4 @@
-"""Contents of an incident's page: main finding, chart, comparison, figures, impact, delivery status, timeline.
+"""Contents of an incident's page: main finding, chart, comparison, figures, impact, delivery status.
 
 Times on an axis are those of the zone of the page.
 """
@@ -15,9 +15,8 @@ from typing import Any
 import altair as alt
 
 from dashboards import snapshot, words
-from dashboards.answers import IncidentDetail, Mute, Point, Series, TimelineItem
+from dashboards.answers import IncidentDetail, Mute, Point, Series
 from dashboards.devices.cells import throttle_text
-from dashboards.links import Text, entity_link
 from dashboards.theme import Palette
 from dashboards.words import amount, axis_label, chart_time, clock, percent, quantity, unit_name, zone_name
 from pipeline.model.entity_names import entity_name
@@ -30,10 +29,6 @@ TIME_GRID = 10 * SECOND
 """Requested times are rounded to this, so that viewers share one cached response. Chosen."""
 MAX_CHART_SIGNALS = 4
 """Signals that are tried until one has data; each costs a request. Chosen."""
-MAX_TIMELINE_ROWS = 40
-"""Rows of the timeline. Chosen."""
-MAX_TIMELINE_FINDINGS = 12
-"""Own findings in the timeline, the earliest: a wide fault has hundreds of equal ones. Chosen."""
 MAX_CORROBORATING = 4
 """Other findings that are named; the rest is counted. Chosen."""
 COMPARISON_FIELDS = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
@@ -307,7 +302,7 @@ def _unit(key: str, finding: Finding) -> str:
     return named.unit if named else ""
 
 
-# --- impact, mutes, delivery status, timeline -------------------------------------------------------
+# --- impact, mutes, delivery status -----------------------------------------------------------------
 
 
 def impact(detail: IncidentDetail) -> list[str]:
@@ -360,24 +355,6 @@ def _delivery_status(state: str, attempts: int, answer: str, remote: str) -> str
     tries = "" if attempts <= 1 else f" after {attempts} attempts"
     shown = f"{_STATES.get(state, state)}{tries}" + (f": {answer}" if answer else "")
     return f"{shown}; there {remote}" if remote else shown
-
-
-def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: int) -> list[tuple[str, str, Text, str]]:
-    """Returns (time, type, entity, text) of events around the incident and of its findings, newest first, each once."""
-    found = {(i.time, i.entity, i.text): i.kind for i in items}
-    for finding in sorted(detail.findings, key=lambda f: f.onset)[:MAX_TIMELINE_FINDINGS]:
-        text = f"{finding.level} {finding.detector}{_suppressed(finding)}: {finding.summary}"  # as the API writes it
-        found.setdefault((finding.onset, finding.entity, text), "finding")
-    ordered = sorted(found.items(), reverse=True)[:MAX_TIMELINE_ROWS]
-    return [
-        (words.clock(time, now), kind.replace("_", " "), entity_link(entity), words.plain(text))
-        for (time, entity, text), kind in ordered
-    ]
-
-
-def _suppressed(finding: Finding) -> str:
-    muted, mode = finding.evidence.get("muted"), finding.evidence.get("mode")
-    return " (muted)" if muted else " (only recorded)" if mode == "record" else ""
 
 
 HEIGHT = 250

@@ -11,6 +11,7 @@ import streamlit as st
 from dashboards import cause_and_impact, evidence, linked, markup, routes, snapshot
 from dashboards.answers import Change, IncidentDetail
 from dashboards.evidence import peers_chart
+from dashboards.incident_timeline import timeline_rows
 from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF
 from dashboards.people_answers import parse_silences
@@ -288,6 +289,6 @@ def _timeline(detail: IncidentDetail, now: int) -> None:
     if answer.error and answer.status != 404:
         heading = "Events unavailable." if answer.value is None else "Events are the last known ones."
         st.html(markup.notice(answer.error, "critical", heading))
-    rows = evidence.timeline_rows(detail, answer.value or (), now)
+    rows = timeline_rows(detail, answer.value or (), now)
     if rows or not answer.error:
         st.html(markup.table(("Time", "Type", "Entity", "Description"), rows, "No events."))

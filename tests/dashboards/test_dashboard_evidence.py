@@ -9,6 +9,7 @@ import pytest
 
 from dashboards import evidence
 from dashboards.answers import Change, IncidentDetail, Notification, TimelineItem, parse_detail
+from dashboards.incident_timeline import timeline_rows
 from dashboards.links import Link
 from dashboards.views.incident import history_rows
 from pipeline.model.records import SECOND, Finding, from_iso, iso
@@ -167,11 +168,23 @@ def test_a_main_finding_that_is_no_longer_reported_says_so_and_what_keeps_the_in
 def test_the_timeline_shows_a_finding_once() -> None:
     found = finding()
     item = TimelineItem(found.onset, "finding", found.entity, "page sdc: it is wrong")
-    rows = evidence.timeline_rows(detail(found), [item], NOON)
+    rows = timeline_rows(detail(found), [item], NOON)
     time, kind, entity, text = rows[0]
     assert (len(rows), time, kind, text) == (1, "12:00:00Z", "finding", "Page sdc: it is wrong")
     assert isinstance(entity, Link)
     assert (entity.text, entity.title) == ("GPU 0 of n1", "gpu:n1.0")
+
+
+@pytest.mark.parametrize("before", ["page sdc: it is 29 % slow", "ticket sdc (only recorded): it is 31 % slow"])
+def test_a_finding_whose_title_changed_is_in_the_timeline_once_with_the_newest(before: str) -> None:
+    found = finding()
+    items = [
+        TimelineItem(found.onset, "finding", found.entity, before),
+        TimelineItem(found.onset, "finding", found.entity, "page xid: another detector"),
+        TimelineItem(found.onset, "event", found.entity, "page sdc: no finding"),
+    ]
+    texts = [text for *_, text in timeline_rows(detail(found), items, NOON)]
+    assert sorted(texts) == ["Page sdc: it is wrong", "Page sdc: no finding", "Page xid: another detector"]
 
 
 def test_notifications_show_their_delivery_status() -> None:
