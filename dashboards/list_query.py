@@ -12,7 +12,7 @@ SHOWN: Mapping[str, str] = {
     "unresolved": "Unresolved",
     "pending": "Pending",
     "acknowledged": "Acknowledged",
-    "muted": "Silenced",
+    "silenced": "Silenced",
     "resolved": "Resolved",
     "all": "All",
 }
@@ -43,7 +43,7 @@ GROUPS: Mapping[str, str] = {
 }
 PER_PAGE = 100
 """Incidents of a page. Chosen: what one scrolls through."""
-_OLD_STATES = {"open": "pending", "silenced": "muted"}
+_OLD_STATES = {"open": "pending", "muted": "silenced"}
 """States of incidents in older addresses -> tab."""
 
 

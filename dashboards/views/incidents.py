@@ -29,7 +29,7 @@ VIEWS: tuple[tuple[str, ListQuery], ...] = (
     ("Critical, by rack", ListQuery(matchers=('severity="critical"',), group="rack")),
     ("By job", ListQuery(group="job")),
     ("By cause, most members first", ListQuery(group="cause", sort="members")),
-    ("Silenced, by detector", ListQuery(show="muted", group="detector")),
+    ("Silenced, by detector", ListQuery(show="silenced", group="detector")),
     ("Resolved, newest first", ListQuery(show="resolved", sort="newest")),
 )
 """Views that every site needs; others are bookmarks of the address."""

@@ -47,7 +47,7 @@ def _body() -> None:
         draw_outcome(outcome, answer)
     if found is None:
         return
-    held = snapshot.fetch(parse_held, "incidents", show="muted")
+    held = snapshot.fetch(parse_held, "incidents", show="silenced")
     chosen = st.query_params.get("id", "")
     current = [s for s in found if s.state != "expired"]
     current.sort(key=lambda s: (s.id != chosen, s.until))

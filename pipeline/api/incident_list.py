@@ -26,7 +26,9 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import Incident, State, iso
 from pipeline.model.topology import Topology
 
-Show = Literal["unresolved", "pending", "acknowledged", "muted", "resolved", "all"]
+Show = Literal["unresolved", "pending", "acknowledged", "silenced", "resolved", "all"]
+OldShow = Literal["muted"]
+"""The name of `silenced` in scripts and addresses of before; accepted, and neither counted nor printed."""
 Sort = Literal["severity", "newest", "oldest", "members", "confidence", "cause", "detector", "assignee"]
 MAX_ROWS = 1000
 """Most rows of a page. Chosen: 1 MB of JSON."""
@@ -36,7 +38,7 @@ _SHOWN: Mapping[Show, Callable[[Incident], bool]] = {
     "unresolved": lambda i: i.resolved is None,
     "pending": lambda i: i.state == "open" and not i.life.inhibited_by and not i.life.inhibitor,
     "acknowledged": lambda i: i.state == "acknowledged",
-    "muted": lambda i: i.resolved is None and (i.is_held_back or bool(i.life.inhibitor)),
+    "silenced": lambda i: i.resolved is None and (i.is_held_back or bool(i.life.inhibitor)),
     "resolved": lambda i: i.resolved is not None,
     "all": lambda i: True,
 }
@@ -147,7 +149,7 @@ Filters = Annotated[list[str] | None, Query(alias="filter", max_length=20, descr
 def list_incidents(
     request: Request,
     state: State | None = None,
-    show: Show | None = None,
+    show: Show | OldShow | None = None,
     q: Annotated[str, Query(max_length=300)] = "",
     matchers: Filters = None,
     assignee: Annotated[str | None, Query(max_length=200)] = None,
@@ -160,7 +162,8 @@ def list_incidents(
     """Incidents, newest first: all or those of one state; filtered, sorted, grouped and in pages. While `stalled`, no
     data after `judged` is evaluated."""
     service = get_context(request)
-    wanted = Wanted(show or "all", q, tuple(map(parse_matcher, matchers or ())), assignee, sort, group, limit, offset)
+    shown: Show = "silenced" if show == "muted" else show or "all"
+    wanted = Wanted(shown, q, tuple(map(parse_matcher, matchers or ())), assignee, sort, group, limit, offset)
     stored = load_incidents(service)
     labelled: Labelled = {}
     if wanted.matchers or group or labels:

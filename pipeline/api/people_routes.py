@@ -424,7 +424,7 @@ def _with_titles(cursor: duckdb.DuckDBPyConnection, found: dict[str, Any]) -> di
 
 @people_router.get("/handover", response_model=Handover, responses={200: {"content": {"text/plain": {}}}})
 def handover(request: Request, since: Annotated[str | None, Query(description="ISO 8601; 8 h ago")] = None) -> Response:
-    """Incidents that are open, muted and pending, and changes since; as text for `Accept: text/plain`."""
+    """Incidents that are open, silenced (`muted`) and pending, and changes since; as text for `Accept: text/plain`."""
     service = get_context(request)
     now = service.now()
     begun = _parse_times({"starts": since}, request)["starts"] if since else now - SHIFT

@@ -74,7 +74,7 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "silences": ("list, add, preview, edit, extend or expire silences", (ALL, OUTPUT)),
     "maintenance": ("list, add, extend or end maintenance windows", (ALL, OUTPUT)),
     "handover": (
-        "show open, muted and pending incidents, and what changed since your shift began",
+        "show open, silenced and pending incidents, and what changed since your shift began",
         (
             option("--hours", "length of the shift (default: 8)", type=parse_hours, default=8.0, metavar="H"),
             option("--since", "start of the shift, ISO 8601", type=parse_time, metavar="TIME"),

@@ -301,7 +301,7 @@ class Api:
         shown = {"unresolved": unresolved, "pending": [i for i in unresolved if i["state"] == "open"]}
         shown |= {"resolved": [i for i in everything if i["state"] == "resolved"], "all": everything}
         shown |= {"acknowledged": [i for i in unresolved if i["state"] == "acknowledged"]}
-        shown |= {"muted": [i for i in unresolved if i["state"] == "silenced"]}
+        shown |= {"silenced": [i for i in unresolved if i["state"] == "silenced"]}
         found = shown[query.get("show", ["all"])[0]]
         limit, offset = int(query.get("limit", ["1000"])[0]), int(query.get("offset", ["0"])[0])
         counts = {name: len(rows) for name, rows in shown.items()}

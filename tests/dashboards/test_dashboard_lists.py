@@ -59,11 +59,11 @@ def plain_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_filter_is_in_the_address_and_comes_back_from_it(plain_address: None) -> None:
-    query = ListQuery("muted", "a b", ('rack="r&1"', 'job!="x"'), "ann", "members", "rack", 3)
+    query = ListQuery("silenced", "a b", ('rack="r&1"', 'job!="x"'), "ann", "members", "rack", 3)
     single = {name: value for name, value in query.parameters().items() if name != "filter"}
     assert parse_query(single, query.parameters()["filter"]) == query
     assert ListQuery().href() == "incidents"
-    assert query.href(matchers=(), text="", assignee="", group="", sort="severity") == "incidents?state=muted"
+    assert query.href(matchers=(), text="", assignee="", group="", sort="severity") == "incidents?state=silenced"
     assert "filter=rack%3D%22r%261%22&filter=job" in query.href()
 
 
@@ -74,7 +74,7 @@ def test_a_wrong_address_shows_the_default_list(value: str) -> None:
 
 def test_states_of_older_addresses_are_understood() -> None:
     assert parse_query({"state": "open"}, []).show == "pending"
-    assert parse_query({"state": "silenced"}, []).show == "muted"
+    assert parse_query({"state": "muted"}, []).show == "silenced"
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_list_asks_for_one_page_with_its_filters(api: Any) -> None:
     assert asked["show"] == ["pending"]
     assert (asked["q"], asked["group"], asked["limit"], asked["offset"]) == (["rank"], ["rack"], ["100"], ["100"])
     assert "&quot;rank&quot; ✕" in text
-    assert 'href="incidents?state=muted&amp;q=rank&amp;group=rack"' in text
+    assert 'href="incidents?state=silenced&amp;q=rank&amp;group=rack"' in text
 
 
 @pytest.mark.slow

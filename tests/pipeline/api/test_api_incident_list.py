@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from pipeline.api import models
+from pipeline.store.database import Database
 
 INCIDENTS = "/api/v1/incidents"
 
@@ -31,8 +32,20 @@ def listed(client: httpx.Client, open_incident: Any) -> Any:
 def test_incidents_are_filtered_by_what_needs_a_person(listed: Any) -> None:
     assert listed(show="pending", sort="severity") == ["C", "A", "D"]
     assert listed(show="acknowledged") == ["B"]
-    assert listed(show="muted") == []
+    assert listed(show="silenced") == []
     assert listed(show="unresolved", sort="severity") == ["C", "B", "A", "D"]
+
+
+def test_silenced_incidents_have_the_word_of_the_pages_and_the_one_of_before_is_accepted(
+    listed: Any, open_incident: Any, client: httpx.Client, database: Database
+) -> None:
+    open_incident("E", "gpu:n5.0", "page", state="silenced")
+    with database.transaction() as connection:
+        connection.execute("UPDATE incidents SET life = $1 WHERE id = 'E'", ['{"silenced_by": ["s1"]}'])
+    assert listed(show="silenced") == listed(show="muted") == ["E"]
+    counts = client.get(INCIDENTS, params={"show": "muted"}).json()["counts"]
+    assert (counts["silenced"], "muted" in counts) == (1, False)
+    assert client.get(INCIDENTS, params={"show": "mute"}).status_code == 400
 
 
 def test_matchers_are_those_of_silences(listed: Any) -> None:
@@ -62,7 +75,7 @@ def test_a_page_has_the_counts_of_all_tabs(listed: Any, client: httpx.Client) ->
     assert listed(limit=2, offset=2, sort="severity") == ["A", "D"]
     page = client.get(INCIDENTS, params={"limit": 1, "q": "n1"}).json()
     assert (page["total"], len(page["incidents"])) == (2, 1)
-    assert page["counts"] == {"unresolved": 2, "pending": 1, "acknowledged": 1, "muted": 0, "resolved": 0, "all": 2}
+    assert page["counts"] == {"unresolved": 2, "pending": 1, "acknowledged": 1, "silenced": 0, "resolved": 0, "all": 2}
 
 
 def test_labels_come_only_on_request(listed: Any, client: httpx.Client) -> None:
