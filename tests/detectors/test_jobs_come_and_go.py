@@ -18,6 +18,7 @@ from pipeline.model.membership import Membership
 from pipeline.model.rank_changes import RankChanges
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 NODES, GPUS, JOBS, STAGES = 6, 4, 4, 2
 START = 1_800_000_000 * SECOND
@@ -89,7 +90,7 @@ def described(placement: GpuPlacement | RankSlots) -> dict[str, Any]:
     return {**arrays, "numbers": numbers, "entities": placement.entities, "cohorts": placement.cohorts}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(changes, max_size=12))
 def test_every_index_equals_that_of_a_new_reader(story: list[Change]) -> None:
     site = Site()

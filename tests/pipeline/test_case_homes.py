@@ -12,6 +12,7 @@ from pipeline.incidents.arrivals import RunningDesk
 from pipeline.incidents.cases import Refused
 from pipeline.model.records import SECOND, Finding, Level
 from pipeline.model.topology import Topology
+from tests.examples import examples
 
 ENTITIES = ("node:n0", "gpu:n0.0", "gpu:n0.1", "node:n1", "gpu:n1.0", "rack:r0")
 DETECTORS = ("thermal", "memory", "anomaly")
@@ -136,7 +137,7 @@ SPLIT = [
 """Two incidents have a condition after a split, a merge and an end, and only one of them gets its findings."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @example(IN_ANOTHER)
 @example(SPLIT)
 @given(st.lists(ACTS, min_size=1, max_size=25))

@@ -15,6 +15,7 @@ from pipeline.model.records import SECOND, Event, EventBatch, Origin
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
 from pipeline.store.events import write_events
+from tests.examples import examples
 from tests.pipeline.test_job_end import NOW
 
 READ = (
@@ -81,7 +82,7 @@ def split(sequence: Sequence[tuple[Any, bool]]) -> tuple[list[Event], list[list[
     return events, groups
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEQUENCE)
 def test_the_tables_are_the_same_for_any_split_of_inventories_into_commits(
     database: Database, sequence: Sequence[tuple[Any, bool]]
@@ -90,7 +91,7 @@ def test_the_tables_are_the_same_for_any_split_of_inventories_into_commits(
     assert write(database, groups) == write(database, [[event] for event in events])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SEQUENCE)
 def test_the_topology_is_the_same_for_any_split_of_inventories_into_instants(
     sequence: Sequence[tuple[Any, bool]],

@@ -21,6 +21,7 @@ from pipeline.model.names import find_text_fault
 from pipeline.topology.check import check_sources
 from pipeline.topology.merge import merge_sources
 from pipeline.topology.source import Naming, SourceTopology
+from tests.examples import examples
 from tests.pipeline.topology.conftest import EXAMPLES, IBNET, Example, read
 
 EACH = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.format)
@@ -65,7 +66,7 @@ def judge(format_: str, text: str, of: Example | None = None) -> None:
     assert "\\u001b" not in stored
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=5000)
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck), deadline=5000)
 @EACH
 @given(data=st.data())
 def test_any_change_of_characters_gives_a_topology_or_a_fault(example: Example, data: st.DataObject) -> None:
@@ -77,7 +78,7 @@ def test_any_change_of_characters_gives_a_topology_or_a_fault(example: Example, 
     judge(example.format, text, example)
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=5000)
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck), deadline=5000)
 @EACH
 @given(data=st.data())
 def test_any_exchange_of_words_and_lines_gives_a_topology_or_a_fault(example: Example, data: st.DataObject) -> None:
@@ -88,7 +89,7 @@ def test_any_exchange_of_words_and_lines_gives_a_topology_or_a_fault(example: Ex
     judge(example.format, "".join(parts), example)
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=5000)
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck), deadline=5000)
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.text[0] in "{-"], ids=lambda e: e.format)
 @given(data=st.data())
 def test_any_value_anywhere_in_a_document_gives_a_topology_or_a_fault(example: Example, data: st.DataObject) -> None:
