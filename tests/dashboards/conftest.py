@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from streamlit.components.v2 import manifest_scanner
 
 from dashboards import identity
 from dashboards.client import API_TOKEN_FILE, API_URL
@@ -31,6 +33,15 @@ def _restore_main_module() -> Iterator[None]:
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _scan_once() -> Iterator[None]:
+    """Streamlit's AppTest looks for components among all installed packages before each new page; here only once."""
+    scan = functools.cache(manifest_scanner.scan_component_manifests)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", scan)
+        yield
 
 
 def incident_table(identity: str, **changes: Any) -> dict[str, Any]:
