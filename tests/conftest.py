@@ -104,6 +104,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("extended")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Looks for no garbage while test modules are loaded: nearly all that they make stays, and the looks at it took 2.7
+    of the 13.1 s of CPU of collecting."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Leaves what collecting has made (600,000 objects) out of later collections of garbage, of 0.3 s each."""
     gc.collect()
