@@ -10,11 +10,13 @@ from dashboards.answers import NODE_STATES, Detector, Fleet
 from dashboards.budget_text import plain_budget
 from dashboards.evidence import Vote
 from dashboards.links import SIMULATED, Link, Text, as_markup
-from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
+from dashboards.words import NODE_STATE, SEVERITY, STATE, age, amount, clock, joined
 from pipeline.model.entity_names import entity_name
-from pipeline.model.records import Severity, State
+from pipeline.model.records import Severity, State, from_iso
 
 _CODE = re.compile(r"`([^`\n]{1,120})`")
+_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")  # as the API writes it
+_SECONDS = re.compile(r"\b(\d{3,9}) s\b")
 
 MAX_VOTERS = 256
 """Voters drawn as squares; with more, only the results are shown. Chosen."""
@@ -90,7 +92,7 @@ def headline(fleet: Fleet) -> str:
 
 def unready(fleet: Fleet) -> str:
     """Returns the banner of a pipeline that is not ready: the reasons and the time of the newest data."""
-    reasons = "; ".join(fleet.unready)
+    reasons = "; ".join(_readable(reason, fleet.as_of) for reason in fleet.unready)
     if not fleet.stalled:
         return notice(f"{reasons}.", "degraded", "Pipeline degraded:")
     newest = "No data is stored yet."
@@ -98,6 +100,19 @@ def unready(fleet: Fleet) -> str:
         newest = f"Data as of {clock(min(fleet.newest, fleet.as_of), fleet.as_of)}."
     heading = "Pipeline not ready yet:" if fleet.unready[0].startswith("starting") else "Pipeline stalled:"
     return notice(f"{reasons}. {newest}", "degraded", heading)
+
+
+def _readable(reason: str, now: int) -> str:
+    """Returns a reason of the API with its times as `clock` has them, and durations from 2 min on as `age` has them."""
+
+    def time_of(found: re.Match[str]) -> str:
+        try:
+            return clock(from_iso(found[0]), now)
+        except ValueError:  # such as day 31 of a short month, in a text of another part
+            return found[0]
+
+    timed = _TIME.sub(time_of, reason)
+    return _SECONDS.sub(lambda found: age(int(found[1])) if int(found[1]) >= 120 else found[0], timed)
 
 
 def present_statement(text: str) -> str:

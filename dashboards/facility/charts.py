@@ -36,7 +36,8 @@ def trend(series: Series, palette: Palette) -> alt.LayerChart:
     axis = alt.Axis(format="%d %b %H:%M" if span > _DAY_S else "%H:%M", grid=False, tickCount=5, labelExpr=axis_label())
     x = alt.X("time:T", title=None, scale=alt.Scale(type="utc", nice=False), axis=axis)
     share = is_share(series.signal)
-    unit, ticks = "%" if share else unit_name(series.unit) or None, alt.Axis(format=".3~%" if share else "")
+    # without a format the axis has 3e+2 for 300
+    unit, ticks = "%" if share else unit_name(series.unit) or None, alt.Axis(format=".3~%" if share else ",~f")
     y = alt.Scale(zero=False, nice=True)
     layers: list[Any] = []
     if series.peers:

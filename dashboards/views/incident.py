@@ -116,7 +116,9 @@ def subtitle(incident: Incident, now: int) -> str:
 
 def _answers(detail: IncidentDetail, now: int) -> None:
     """Draws why, impact, action and delivery: what the first screen of a phone answers."""
-    st.html(markup.section("Recommended action") + _action(detail))
+    over = detail.incident.resolved is not None
+    note = "resolved: this was the advice while it was open" if over else ""
+    st.html(markup.section("Recommended action", note) + _action(detail, "quiet" if over else "advice"))
     st.html(markup.section("Impact") + _impact(detail, now))
     cause = markup.facts(cause_and_impact.cause_rows(detail))
     st.html(markup.section("Cause") + f'<div class="fp-narrow">{cause}</div>')
@@ -132,10 +134,10 @@ def nodes_of(incident: Incident) -> list[str]:
     return [name.rpartition(".")[0]] if kind in ("gpu", "port", "nic", "nvlink") else []
 
 
-def _action(detail: IncidentDetail) -> str:
+def _action(detail: IncidentDetail, tone: str) -> str:
     runbook = cause_and_impact.runbook_link(detail)
     more = f" {as_markup(runbook)}" if runbook else ""
-    return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail))}{more}", "advice")
+    return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail))}{more}", tone)
 
 
 def _impact(detail: IncidentDetail, now: int) -> str:
@@ -192,7 +194,7 @@ def _evidence(detail: IncidentDetail, now: int) -> None:
 def _chart(detail: IncidentDetail, now: int) -> None:
     place = st.container()
     signals = evidence.chart_signals(detail)
-    row = st.container(horizontal=True, vertical_alignment="center")
+    row = st.container(horizontal=True, vertical_alignment="bottom")
     chosen = row.segmented_control(
         "Range", list(RANGES), default="Onset", required=True, key=f"range-{detail.incident.id}", width="content"
     )
@@ -218,7 +220,9 @@ def _chart(detail: IncidentDetail, now: int) -> None:
                         markup.notice(f"Shown instead: another signal of this incident. {failed}", "degraded", heading)
                     )
                 known = f", up to {clock(answer.fetched, now)}" if answer.error else ""
-                st.html(markup.section("Evidence", f"{answer.value.help}, {entity_name(entity)} and its peers{known}"))
+                st.html(
+                    markup.section("Evidence", f"{signal_name(signal)}, {entity_name(entity)} and its peers{known}")
+                )
                 st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")
             return
     with place:

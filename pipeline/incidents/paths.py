@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.incidents.cases import detector_family
+from pipeline.model.entity_names import KINDS
 from pipeline.model.topology import WORK, Topology, kind_of
 
 MOST_EXPLAINED = 200
@@ -85,7 +86,8 @@ def describe_step(cause: str, entity: str, detector: str) -> str:
     symptom = _SYMPTOMS.get(family, (family,))
     if entity == cause:
         return " → ".join(symptom)
-    return " → ".join((_FAULTS.get(kind, f"fault of the {kind}"), *_BETWEEN.get((kind, family), ()), *symptom))
+    fault = _FAULTS.get(kind, f"fault of the {KINDS.get(kind, (kind,))[0]}")
+    return " → ".join((fault, *_BETWEEN.get((kind, family), ()), *symptom))
 
 
 def find_path(cause: str, entity: str, topology: Topology) -> tuple[str, ...]:

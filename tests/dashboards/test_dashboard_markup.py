@@ -8,7 +8,7 @@ from dashboards import markup
 from dashboards.answers import Fleet, Node
 from dashboards.evidence import Vote
 from dashboards.links import Link
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, from_iso
 
 EVIL = '<script>alert("x")</script>'
 
@@ -61,6 +61,19 @@ def test_the_banner_shows_the_reasons_and_while_stalled_the_time() -> None:
     partly = markup.unready(replace(stuck, stalled=False))
     assert "<b>Pipeline degraded:</b>" in partly
     assert "as of" not in partly
+
+
+def test_the_banner_has_times_and_durations_as_the_page_has_them() -> None:
+    now = from_iso("2026-11-30T12:36:00Z")
+    reasons = (
+        "evaluation stalled for 42 s: the newest 2438 s of telemetry are not evaluated",
+        "evaluated up to 2026-11-30T10:00:40.000000Z",
+        "pending input without a commit since 2026-11-29T23:31:29.845454Z",
+        "not a time: 2026-02-31T00:00:00Z",
+    )
+    text = markup.unready(Fleet(now, None, True, None, (), newest=now, unready=reasons, stalled=True))
+    assert "stalled for 42 s: the newest 40 min of telemetry are not evaluated; evaluated up to 10:00:40Z; " in text
+    assert "since 2026-11-29 23:31:29Z; not a time: 2026-02-31T00:00:00Z. Data as of 12:36:00Z." in text
 
 
 def test_tiles_show_how_many_nodes_are_simulated() -> None:

@@ -156,7 +156,7 @@ def test_an_incident_shows_title_evidence_impact_and_action(api: Any) -> None:
         "CRITICAL",
         "SIMULATED",
         "Rank 17 of job 81 computes 0.61 s a step",
-        "Computation of the last step, rank 17 of job 81 and its peers",
+        "compute time, rank 17 of job 81 and its peers",
         "1 GPU",
         "The whole job waits for rank 17 of job 81",
         "Checkpoint: step 7",
@@ -164,6 +164,16 @@ def test_an_incident_shows_title_evidence_impact_and_action(api: Any) -> None:
         'href="./?selection=incident%3AA1"',
     ):
         assert part in text
+
+
+def test_the_advice_of_a_resolved_incident_is_not_one_for_now(api: Any) -> None:
+    said = "resolved: this was the advice while it was open"
+    assert said not in shown(page(incident_script, id="A1"))
+    snapshot._fetch_cached.clear()
+    api.incidents["A1"] |= {"state": "resolved", "resolved": "2026-01-01T12:00:00.000000Z"}
+    text = shown(page(incident_script, id="A1"))
+    assert f"Recommended action<span>{said}</span>" in text
+    assert "fp-notice-advice" not in text
 
 
 def test_a_finding_without_a_chart_shows_a_notice(api: Any) -> None:

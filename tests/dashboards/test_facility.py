@@ -270,4 +270,4 @@ def test_supplies_that_are_not_read_are_not_called_even(site: Any, supplies: Any
 def test_every_trend_has_a_unit(signal: str, unit: str, title: str) -> None:
     series = replace(parse_series(series_table("reservoir:r1", signal)), signal=signal, unit=unit)
     drawn = trend(series, PALETTES["light"]).to_dict()["layer"][-1]["encoding"]["y"]
-    assert (drawn["title"], drawn["axis"].get("format", "")) == (title, ".3~%" if title == "%" else "")
+    assert (drawn["title"], drawn["axis"].get("format", "")) == (title, ".3~%" if title == "%" else ",~f")

@@ -45,6 +45,7 @@ def test_a_step_names_what_lies_between_the_fault_and_the_symptom() -> None:
     assert describe_step("leaf:l1", "port:n1.0", "link") == "network switch → link errors or link down"
     assert describe_step("gpu:n1.0", "gpu:n1.0", "sdc") == "wrong results"
     assert describe_step("node:n1", "gpu:n1.0", "another_detector") == "fault of the node → another"
+    assert describe_step("gpu:n1.0", "rank:81.0", "straggler") == "fault of the GPU → slow work"
 
 
 def test_an_incident_lists_its_earliest_findings_and_counts_all() -> None:
