@@ -441,11 +441,13 @@ def running_api() -> Iterator[Api]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     state.url = f"http://127.0.0.1:{server.server_port}"
-    yield state
-    state.released.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield state
+    finally:  # a thread that is left keeps the test process from ending
+        state.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def find_chromium() -> str:
