@@ -146,6 +146,7 @@ def start_server(app: FastAPI, config: Config, stop: threading.Event) -> ApiServ
             access_log=False,
             log_level="warning",
             server_header=False,
+            proxy_headers=False,  # else whoever calls from 127.0.0.1 writes "from where" into the audit
             lifespan="off",
             ws="none",
             timeout_keep_alive=30,

@@ -130,6 +130,18 @@ def test_rows_of_the_executor_have_its_role_its_address_and_whose_token_it_has(s
     assert (newest["actor"], newest["origin"]) == ("alice", "127.0.0.1, token of executor")
 
 
+def test_a_caller_does_not_choose_the_address_in_the_audit(served):
+    forged = {"X-Forwarded-For": "6.6.6.6", "X-Forwarded-Proto": "https", "Forwarded": "for=6.6.6.6"}
+    body = {"verb": "hold", "targets": ["node:n03"], "reason": "fault"}
+    assert served.call("POST", "/acts", body, headers=forged)[0] == 200
+    assert served.call("POST", "/acts", body, token="viewer", headers=forged)[0] == 403
+    rows = list_audit(served.site.database.connection)
+    assert {(row["actor"], row["origin"]) for row in rows if row["actor"] in ("operator", "viewer")} == {
+        ("operator", "127.0.0.1"),
+        ("viewer", "127.0.0.1"),
+    }
+
+
 def test_what_an_act_waits_for_is_told_over_http(served):
     served.scheduler.run("81", ("n03",))
     body = {"verb": "hold", "targets": ["node:n03"], "reason": "x", "when": "when_idle"}
