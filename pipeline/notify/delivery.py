@@ -31,6 +31,9 @@ MAX_BODY_BYTES = 4096
 """Bytes read of the response body, which is ignored: enough for a receiver to finish writing. Chosen."""
 MAX_RETRY_AFTER_S, MAX_RETRY_AFTER_CHARACTERS = 86400.0, 64
 """Limits of Retry-After: wait (s) and text length; a date of RFC 9110 has 29 characters. Chosen."""
+MAX_OVERLOAD_S = 60.0
+"""Longest wait by Retry-After of a 503 (s), which a proxy says too whose receiver is back sooner. Chosen: gateways limit
+by the minute, and a page of another incident waits for three of them at most."""
 _TUNNELS = tuple(
     map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )  # IPv4-mapped and -compatible, NAT64, 6to4, Teredo: an IPv6 address that hides an IPv4 one
@@ -288,18 +291,24 @@ def classify_answer(answer: Answer) -> PostResult:
     """Returns the result of a response: 2xx is delivered, everything else is retried."""
     if not answer.status:
         return PostResult("retry", answer.error)
-    return dataclasses.replace(classify_status(answer.status), retry_after_s=answer.retry_after_s)
+    return _classify(answer.status, answer.retry_after_s)
 
 
 def classify_status(status: int, retry_after: str | None = None) -> PostResult:
     """Returns the result of a response status: 2xx is delivered, all others are retried.
 
     Also 4xx: after a receiver is repaired (a login page in front, a wrong path), the missed pages are expected. 429
-    alone is a limit of the rate (RFC 6585 4); what answers 503, with or without Retry-After, may be away.
+    is a limit of the rate (RFC 6585 4), and so is 503 that says when to come back (RFC 9110 15.6.4: temporary
+    overload), as many gateways do; its pause is shorter, since what is away is said to come back too.
     """
+    return _classify(status, _parse_retry_after(retry_after))
+
+
+def _classify(status: int, after_s: float) -> PostResult:
     text = f"HTTP {status}"
     if 200 <= status < 300:
         return PostResult("delivered", text)
+    is_overload = status == 503 and after_s > 0
     if 300 <= status < 400:
         text += ": a redirect, which is not followed; configure the final URL"
     elif status == 410:
@@ -308,7 +317,9 @@ def classify_status(status: int, retry_after: str | None = None) -> PostResult:
         text += ": the receiver rejects the credentials"
     elif status == 429:
         text += ": the receiver limits the rate"
-    return PostResult("retry", text, _parse_retry_after(retry_after), limited=status == 429)
+    elif is_overload:
+        text, after_s = f"{text}: the receiver asks to wait", min(after_s, MAX_OVERLOAD_S)
+    return PostResult("retry", text, after_s, limited=status == 429 or is_overload)
 
 
 def refuse_unexpected(answer: Answer, expected: str) -> PostResult:

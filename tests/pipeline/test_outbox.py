@@ -59,7 +59,7 @@ def test_retry_after_is_respected(harness: NotifierHarness, receiver: Receiver) 
 def test_retry_after_holds_a_page_until_another_is_accepted_and_five_minutes_at_most(
     harness: NotifierHarness, receiver: Receiver, later: int | None
 ) -> None:
-    receiver.statuses, receiver.retry_after = [503], "7200"
+    receiver.statuses, receiver.retry_after = [502], "7200"
     harness.write_change("opened")
     harness.send_due()
     assert harness.send_due(20) == 0, "it is respected"
@@ -77,7 +77,7 @@ def test_retry_after_holds_a_page_until_another_is_accepted_and_five_minutes_at_
 def test_a_message_that_is_refused_with_retry_after_is_retried_as_planned_while_others_are_accepted(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
-    receiver.refuses["gpu:n1.0"], receiver.retry_after = 503, "300"
+    receiver.refuses["gpu:n1.0"], receiver.retry_after = 502, "300"
     harness.write_change("opened")
     tried = []
     for second in range(100):

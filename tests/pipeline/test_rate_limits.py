@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.model.records import SECOND
-from pipeline.notify.delivery import classify_status
+from pipeline.notify.delivery import PostResult, classify_status
 from pipeline.notify.outbox import WATCHDOG_INTERVAL_S
 from pipeline.notify.receivers import build_receiver
 from pipeline.notify.sending import OrderedSender
@@ -24,9 +24,10 @@ STEP_S = 0.25
 
 
 class Limiter(Receiver):
-    """Accepts one message per `every` seconds of the clock of the test, nothing with `shut`; says 429 to others."""
+    """Accepts one message per `every` seconds of the clock of the test, nothing with `shut`; says 429, or `says`, to others."""
 
     every, shut, tokens, most = 1.0, False, 1.0, 1.0
+    says = 429
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Limiter(Receiver):
             now = self.read_now()
             self.tokens = min(self.most, self.tokens + (now - self.filled) / SECOND / self.every)
             self.filled = now
-            status = 429 if self.shut or self.tokens < 1 or cause in self.refuses else 200
+            status = self.says if self.shut or self.tokens < 1 or cause in self.refuses else 200
             self.tokens -= status == 200
             self.log.append(((now - START) / SECOND, status, cause))
             return status
@@ -50,7 +51,7 @@ class Limiter(Receiver):
         return [cause for _, status, cause in self.log if status == 200]
 
     def refused(self) -> list[float]:
-        return [time for time, status, _ in self.log if status == 429]
+        return [time for time, status, _ in self.log if status == self.says]
 
 
 class Site:
@@ -99,7 +100,9 @@ def causes(number: int, severity: str = "page") -> list[str]:
     return [f"gpu:{severity}{i:03d}.0" for i in range(number)]
 
 
-def test_a_backlog_goes_at_the_rate_of_the_limiter_in_order_and_nobody_is_paged(site: Site) -> None:
+@pytest.mark.parametrize("says", [429, 503])
+def test_a_backlog_goes_at_the_rate_of_the_limiter_in_order_and_nobody_is_paged(site: Site, says: int) -> None:
+    site.limiter.says = says
     site.open(21)
     assert site.run(22) == []
     assert site.limiter.accepted() == causes(21), "one per second, the oldest page first"
@@ -145,24 +148,26 @@ def test_a_limiter_that_accepts_too_seldom_is_reported_once_and_until_its_queue_
 
 
 @pytest.mark.parametrize(
-    ("retry_after", "most", "late"),
+    ("says", "retry_after", "most", "late"),
     [
-        ("", 61, 5.5),
-        pytest.param("1", 61, 1.5, marks=pytest.mark.slow),
-        ("20", 61, 20.5),
-        pytest.param("7200", 61, 300.5, marks=pytest.mark.slow),
+        (429, "", 61, 5.5),
+        pytest.param(429, "1", 61, 1.5, marks=pytest.mark.slow),
+        (429, "20", 61, 20.5),
+        pytest.param(429, "7200", 61, 300.5, marks=pytest.mark.slow),
+        (503, "7200", 61, 60.5),
     ],
 )
 def test_a_limiter_that_refuses_everything_is_reported_and_gets_everything_when_it_accepts(
-    site: Site, retry_after: str, most: float, late: float
+    site: Site, says: int, retry_after: str, most: float, late: float
 ) -> None:
-    site.limiter.shut, site.limiter.retry_after, site.limiter.most = True, retry_after, 100.0
+    site.limiter.shut, site.limiter.retry_after, site.limiter.most, site.limiter.says = True, retry_after, 100.0, says
     site.open(8, "ticket")
     site.open(8)
     assert site.run(29, 1) == []
     assert site.run(most - 29, 1) == ["firing"]
     assert "r0: accepts no alerts since" in str(site.harness.notifier.describe_trouble())
-    assert "limits the rate" in str(site.harness.notifier.describe_trouble())
+    said = {429: "limits the rate", 503: "asks to wait"}[says]
+    assert said in str(site.harness.notifier.describe_trouble())
     assert site.run(150, 1) == ["firing"]
     if retry_after == "":
         assert len(site.limiter.log) < 55, "without the header a pause grows to 5 s"
@@ -274,10 +279,29 @@ def test_a_kill_at_any_commit_of_a_limited_queue_loses_no_page_and_repeats_only_
     assert list(dict.fromkeys(site.limiter.accepted())) == causes(3)
 
 
+@pytest.mark.parametrize("retry_after", ["", "0", "soon"])
+def test_a_receiver_that_answers_503_without_saying_when_to_come_back_fails(site: Site, retry_after: str) -> None:
+    site.limiter.says, site.limiter.shut, site.limiter.retry_after = 503, True, retry_after
+    site.open(3)
+    assert site.run(40, 1) == ["firing"]
+    assert site.harness.notifier.health["r0"].is_down
+
+
+def test_a_message_that_alone_is_answered_503_holds_others_for_three_minutes_at_most(site: Site) -> None:
+    site.limiter.most, site.limiter.tokens, site.limiter.retry_after = 100.0, 100.0, "7200"
+    site.limiter.refuses["gpu:page000.0"] = site.limiter.says = 503
+    site.open(3)
+    site.run(181, 1)
+    assert site.limiter.accepted() == causes(3)[1:]
+
+
 def test_only_a_limit_of_the_rate_pauses_a_receiver() -> None:
     assert classify_status(429, "7").limited
     assert classify_status(429).limited
-    assert not classify_status(503, "7").limited, "what is overloaded or in maintenance may be away"
+    assert classify_status(503, "7") == PostResult("retry", "HTTP 503: the receiver asks to wait", 7.0, limited=True)
+    assert classify_status(503, "3600").retry_after_s == 60
+    assert not classify_status(503).limited
+    assert not classify_status(502, "7").limited
 
 
 TWICE: list[tuple[Build, str, str, tuple[int, Any]]] = [
