@@ -395,7 +395,7 @@ class Incidents:
     """[incidents]: how incidents live: acknowledgements, storms, flaps, escalation, advice (docs/incidents.md).
 
     acknowledge_hours: a page that no one works on any more must not stay quiet for a shift; of tickets, 0: for ever.
-    storm_pages: more than a person reads, within storm_minutes.   flaps: returns within an hour after which an
+    storm_pages: more than a person reads, within storm_minutes.   flaps: returns within flap_hours after which an
     incident is shown as open for flap_minutes after its findings end.   idle_hours: how long a slow GPU stays open
     without a job that could show it again.   slurm_seconds: between readings of Slurm's reservations; 0: never. Chosen.
     """
@@ -405,6 +405,7 @@ class Incidents:
     storm_pages: int = field(default=20, metadata=_POSITIVE)
     storm_minutes: float = field(default=10.0, metadata=_MINUTES)
     flaps: int = field(default=3, metadata=_POSITIVE)
+    flap_hours: float = field(default=6.0, metadata=_HOURS)
     flap_minutes: float = field(default=30.0, metadata=_MINUTES)
     idle_hours: float = field(default=24.0, metadata=_HOURS_OR_NONE)
     slurm_seconds: float = field(default=0.0, metadata=_NOT_NEGATIVE)

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from pipeline.incidents.changes import QUIET_END, Change, ChangeKind
+from pipeline.incidents.changes import QUIET_END, RETURNED, Change, ChangeKind
 from pipeline.incidents.titles import count_alike, name_cause
 from pipeline.model.entity_names import cut_title
 from pipeline.model.errors import Refused, UsageError
@@ -166,6 +166,12 @@ class Case:
             self.held.add(key)
             is_new = True
         return is_new
+
+    def describe_return(self, resolved: int) -> str:
+        """Returns RETURNED, or which detectors it has after `resolved` that it never had, as severe as itself."""
+        known = {c.detector for c in self.conditions.values() if c.first <= resolved}
+        worst = {c.detector for c in self.conditions.values() if _SEVERITY_OF_LEVEL[c.level] == self.incident.severity}
+        return f"{RETURNED}, with {', '.join(new)}" if (new := sorted(worst - known)) else RETURNED
 
     def compute_severity(self) -> Severity:
         """Returns the severity of the highest level; it falls only with a split."""
@@ -358,7 +364,7 @@ def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | N
         into = case.folded_into
         return "resolved", f"merged into {into}" if into else QUIET_END
     if before.resolved is not None:
-        return "reopened", "the condition returned"
+        return "reopened", case.describe_return(before.resolved)
     if now.cause != before.cause:
         return "cause_changed", _with_reason(f"from {before.cause} to {now.cause}", case)
     if now.severity != before.severity:

@@ -34,6 +34,8 @@ ChangeKind = Literal[
 ]
 REPEATED: frozenset[ChangeKind] = frozenset({"escalated", "acknowledgement_expired", "worsened"})
 """Kinds that are sent to receivers again."""
+RETURNED = "the condition returned"
+"""Comment of an incident that returned with what it had before."""
 QUIET_END = "no findings for 10 min, telemetry present"
 """Comment of an incident that resolved because its findings ended."""
 

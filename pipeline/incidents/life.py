@@ -14,23 +14,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import Incidents
-from pipeline.incidents import storms
+from pipeline.incidents import lives, storms
 from pipeline.incidents.cases import derive_id
 from pipeline.incidents.changes import QUIET_END, Change, ChangeKind
 from pipeline.incidents.desk import ACTOR, QUIET_PERIOD
-from pipeline.incidents.lives import has_new_labels, is_open_again, restart_wait, show, unacknowledge
+from pipeline.incidents.lives import WORSE, has_new_labels, is_open_again, restart_wait, show, unacknowledge
 from pipeline.incidents.silences import Silence, collect_labels, find_matching
 from pipeline.incidents.storms import STORM, PageTimes, StormKey
 from pipeline.model.errors import Refused
 from pipeline.model.records import SECOND, Incident, Life
 from pipeline.model.topology import Topology, kind_of
 
-FLAP_WINDOW = 3600 * SECOND
-"""Time in which returns of an incident are counted. Chosen: twice the time in which it reopens."""
 KEPT = 7200 * SECOND
 """Time for which the life of a resolved incident is kept in memory. Chosen: longer than anything counts."""
-WORSE = 2
-"""Factor in the number of members at which an acknowledged incident is worse. Chosen."""
 _PAGING: frozenset[ChangeKind] = frozenset({"opened", "reopened", "severity_raised"})
 _MINUTE, _HOUR = 60 * SECOND, 3600 * SECOND
 
@@ -125,10 +121,11 @@ class LifeBook:
         if kind in ("opened", "severity_raised"):
             return kind, replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
         if kind == "reopened":
-            returned = (*(t for t in life.returned if now - t <= FLAP_WINDOW), now)
-            life = replace(life, returned=returned, held_until=None)
+            life = replace(life, returned=(*self._recent_returns(life, now), now), held_until=None)
             if before is not None and before.resolved is None:
-                return "returned", life
+                if (worse := lives.find_worse(change, before, members)) is None:
+                    return "returned", life
+                kind = worse
             return kind, replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
         if kind == "acknowledged":
             return kind, replace(life, waits_since=None, escalation=0, told=members)
@@ -149,10 +146,9 @@ class LifeBook:
             return change
         if change.comment != QUIET_END:
             return change
-        recent = [t for t in life.returned if now - t <= FLAP_WINDOW]
-        if len(recent) >= self.rules.flaps:
+        if (times := len(self._recent_returns(life, now))) >= self.rules.flaps:
             until = now + int(self.rules.flap_minutes * _MINUTE)
-            why = f"flaps: returned {len(recent)} times within an hour, stays open until quiet for longer"
+            why = f"flaps: returned {times} times within {self.rules.flap_hours:g} h, stays open until quiet for longer"
         elif self.rules.idle_hours and self._lost_its_job(change.incident):
             until = now + int(self.rules.idle_hours * _HOUR)
             why = "its job ended: open until another job shows the GPU as normal"
@@ -163,9 +159,10 @@ class LifeBook:
 
     def _lost_its_job(self, incident: Incident) -> bool:
         """Returns whether it is a slow GPU of which only ranks of ended jobs were slow."""
-        if kind_of(incident.cause) != "gpu" or not incident.members:
-            return False
-        return all(kind_of(m) == "rank" and m not in self.topology.parents for m in incident.members)
+        return lives.is_shown_by_ranks(incident, self.topology.parents)
+
+    def _recent_returns(self, life: Life, now: int) -> tuple[int, ...]:
+        return lives.count_returns(life, now, int(self.rules.flap_hours * _HOUR))
 
     def _has_job(self, gpu: str) -> bool:
         return any(kind_of(e) == "rank" for e in self.topology.descendants(gpu))

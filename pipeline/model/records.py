@@ -202,7 +202,7 @@ class Life:
     acknowledged_until: when the acknowledgement expires; None: never.   told: members (of a storm, what it represents)
     in the last message to receivers, or when it was acknowledged.   silenced_by: ids of silences and maintenance
     windows.   inhibited_by: incidents that represent it, such as a storm.   waits_since: since when a page waits for a
-    person.   escalation: steps done.   returned: times at which it returned in the last hour.   held_until: its
+    person.   escalation: steps done.   returned: newest times at which it returned.   held_until: its
     findings ended, but it is shown until then.
     represents: of a storm, the incidents that it lists.   represented: how many it represents, also what its list has
     no room for.   inhibitor, inhibit_rule: the incident and the rule of [[notify.inhibit_rules]] for which receivers

@@ -7,7 +7,6 @@ connection uses a checked address (DNS rebinding). Proxies of the environment ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import email.utils
 import functools
 import http.client
@@ -32,8 +31,8 @@ MAX_BODY_BYTES = 4096
 MAX_RETRY_AFTER_S, MAX_RETRY_AFTER_CHARACTERS = 86400.0, 64
 """Limits of Retry-After: wait (s) and text length; a date of RFC 9110 has 29 characters. Chosen."""
 MAX_OVERLOAD_S = 60.0
-"""Longest wait by Retry-After of a 503 (s), which a proxy says too whose receiver is back sooner. Chosen: gateways limit
-by the minute, and a page of another incident waits for three of them at most."""
+"""Longest wait by Retry-After of a 503 (s), which a proxy says too whose receiver is back sooner. Chosen: gateways
+limit by the minute, and a page of another incident waits for three of them at most."""
 _TUNNELS = tuple(
     map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )  # IPv4-mapped and -compatible, NAT64, 6to4, Teredo: an IPv6 address that hides an IPv4 one

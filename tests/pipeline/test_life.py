@@ -336,6 +336,59 @@ def test_an_incident_that_flaps_stays_open_until_it_was_quiet_for_longer(site):
     assert site.alerts()[-1] == (page, "resolved")
 
 
+def flap_every_25_minutes(site, entity, times):
+    for _ in range(times):
+        site.clear(entity)
+        site.wait(20)
+        site.report(entity)
+        site.wait(5)
+
+
+def test_what_returns_every_25_minutes_is_told_three_times_and_then_when_it_stayed_away(site):
+    page = site.report("gpu:n0.0")
+    site.wait(5)
+    flap_every_25_minutes(site, "gpu:n0.0", 12)
+    assert [kind for id_, kind in site.alerts() if id_ == page] == [*["firing", "resolved"] * 3, "firing"]
+    site.restart()
+    site.clear("gpu:n0.0")
+    site.wait(39)
+    assert site.state(page) == "open"
+    site.wait(3)
+    assert site.alerts()[-1] == (page, "resolved")
+    assert len(site.alerts()) == 8
+
+
+@pytest.mark.parametrize(
+    ("again", "kind"),
+    [
+        ({"entities": ["gpu:n0.0"], "level": "page"}, "severity_raised"),
+        ({"entities": ["gpu:n0.0"], "level": "ticket", "detector": "cold"}, "worsened"),
+        ({"entities": ["node:n0", "gpu:n0.0", "gpu:n0.1", "gpu:n0.2"], "level": "ticket"}, "worsened"),
+        ({"entities": ["gpu:n0.0"], "level": "ticket"}, "returned"),
+    ],
+)
+def test_a_flap_hides_nothing_worse_also_if_it_is_acknowledged(site, again, kind):
+    root = again["entities"][0]
+    ticket = site.report(root, level="ticket")
+    for _ in range(3):
+        site.clear(root)
+        site.wait(11)
+        site.report(root, level="ticket")
+    site.people.acknowledge(ticket, ANN, "next week")
+    site.clear(root)
+    site.wait(11)
+    before = len(site.alerts())
+    entities = again.pop("entities")
+    site.report(*entities, **again)
+    assert site.kinds(ticket)[-2:] == ["held_open", kind] or kind in site.kinds(ticket)[-3:]
+    if kind == "returned":
+        assert (site.state(ticket), len(site.alerts())) == ("acknowledged", before)
+    else:
+        assert site.state(ticket) == "open"
+        assert site.alerts()[-1] == (ticket, "firing")
+        assert len(site.alerts()) > before
+
+
 @pytest.mark.slow
 def test_a_slow_gpu_that_each_new_job_finds_again_is_one_incident_that_goes_on(site):
     slow = site.report("rank:1.0", detector="straggler")
