@@ -395,14 +395,15 @@ class Incidents:
     """[incidents]: how incidents live: acknowledgements, storms, flaps, escalation, advice (docs/incidents.md).
 
     acknowledge_hours: a page that no one works on any more must not stay quiet for a shift; of tickets, 0: for ever.
-    storm_pages: more than a person reads, within storm_minutes.   flaps: returns within flap_hours after which an
-    incident is shown as open for flap_minutes after its findings end.   idle_hours: how long a slow GPU stays open
-    without a job that could show it again.   slurm_seconds: between readings of Slurm's reservations; 0: never. Chosen.
+    storm_pages, storm_tickets: more than a person reads, within storm_minutes.   flaps: returns within flap_hours
+    after which an incident is shown as open for flap_minutes after its findings end.   idle_hours: how long a slow GPU
+    stays open without a job that shows it again.   slurm_seconds: between readings of reservations; 0: never. Chosen.
     """
 
     acknowledge_hours: float = field(default=2.0, metadata=_HOURS_OR_NONE)
     acknowledge_ticket_hours: float = field(default=0.0, metadata=_HOURS_OR_NONE)
     storm_pages: int = field(default=20, metadata=_POSITIVE)
+    storm_tickets: int = field(default=20, metadata=_POSITIVE)
     storm_minutes: float = field(default=10.0, metadata=_MINUTES)
     flaps: int = field(default=3, metadata=_POSITIVE)
     flap_hours: float = field(default=6.0, metadata=_HOURS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -82,6 +83,12 @@ class Rules(Protocol):
 
     def explain_corroboration(self, case: Case) -> str:
         """Returns why the conditions of a case have one cause; empty if they may be a coincidence."""
+
+    def explains(self, cause: str, detector: str, entity: str, signals: Collection[str] = ()) -> bool:
+        """Returns whether a fault of `cause` can have a finding as a symptom."""
+
+    def is_same_leak(self, case: Case, detector: str, entity: str) -> bool:
+        """Returns whether a finding is about the coolant that is lost where the case says."""
 
 
 @dataclass(slots=True)
@@ -195,9 +202,22 @@ class Case:
         if before is None or severity != incident.severity or incident.cause != before.cause:
             incident.entity, incident.detector = main.entity, main.detector
         incident.severity, incident.updated = severity, time
-        incident.onset = min(incident.onset, *(c.earliest for c in self.conditions.values()))
+        incident.onset = self.find_onset(rules)
         incident.members, self.alike = self.list_members(), 0
         incident.summary = self._title(main)
+
+    def find_onset(self, rules: Rules) -> int:
+        """Returns the earliest onset of what the cause explains, so that nothing else that was merged dates it back; of
+        all if it explains nothing."""
+        first = min(self.conditions.values(), key=lambda c: c.earliest)
+        if self._explains(first, rules):  # of thousands, nearly always
+            return first.earliest
+        own = (c.earliest for c in self.conditions.values() if self._explains(c, rules))
+        return min(own, default=first.earliest)
+
+    def _explains(self, c: Condition, rules: Rules) -> bool:
+        is_known = rules.explains(self.incident.cause, c.detector, c.entity, c.signals)
+        return is_known or rules.is_same_leak(self, c.detector, c.entity)
 
     def refresh_title(self) -> bool:
         """Sets the title to the newest summary of the main finding. Returns whether it changed."""

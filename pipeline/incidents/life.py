@@ -294,11 +294,11 @@ class LifeBook:
 
     def _find_storm(self, incident: Incident, now: int) -> StormKey | None:
         """Counts a page that receivers get; returns which storm represents it, None if none does."""
-        if incident.severity != "page" or incident.state != "open" or incident.life.inhibited_by:
+        if incident.state != "open" or incident.life.inhibited_by:
             return None
         if (key := self._find_key(incident)) is None:
             return None
-        most = self.rules.storm_pages
+        most = self.rules.storm_pages if incident.severity == "page" else self.rules.storm_tickets
         self.pages = storms.count_page(self.pages, key, now, most, int(self.rules.storm_minutes * _MINUTE))
         return key if len(self.pages[key]) > most else None
 
@@ -354,7 +354,7 @@ class LifeBook:
         known, told = ((), 0) if before is None else (before.life.represents, before.life.told)
         listed = tuple(i for i in dict.fromkeys((*known, *joined)) if i not in left)
         new = Incident(
-            *(self._storm_id(key, now), where, now, now, "page", "", STORM, where, ()),
+            *(self._storm_id(key, now), where, now, now, storms.severity_of(key), "", STORM, where, ()),
             updated=now,
             life=Life(storm=key),
         )
@@ -366,7 +366,8 @@ class LifeBook:
             life = replace(life, escalation=0)
         number = storms.count_members(incident)
         if before is None or (joined and number >= WORSE * told):
-            waits, steps = (now, 0) if life.acknowledged_by else (life.waits_since, life.escalation)
+            page = incident.severity == "page"
+            waits, steps = (now if page else None, 0) if life.acknowledged_by else (life.waits_since, life.escalation)
             life = replace(unacknowledge(life), told=number, waits_since=waits, escalation=steps)
             kind = "opened" if before is None else "worsened"
         made = self._suppress(show(incident, life), now)

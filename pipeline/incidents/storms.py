@@ -1,7 +1,7 @@
-"""Storms: pages of one kind that become one page with the list of them, instead of one each.
+"""Storms: pages or tickets of one kind that become one with the list of them, instead of one each.
 
-A storm is of pages with the same `alertname` that the same receivers get, each about one device, node, link or job. So
-none of them hides a page of another kind, one that others get, or one about a unit that many depend on.
+A storm is of pages, or of tickets, with the same `alertname` that the same receivers get, each about one device, node,
+link or job. So none of them hides one of another kind, one that others get, or one about a unit that many depend on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pipeline.incidents.matchers import Matcher
 from pipeline.incidents.reach import SPREADS
 from pipeline.incidents.silences import STORM_OF, Silence, alert_name
-from pipeline.model.records import Incident, Life
+from pipeline.model.records import Incident, Life, Severity
 from pipeline.model.topology import Topology, kind_of
 
 STORM = "alert_storm"
@@ -27,7 +27,10 @@ UNITS_OF_MANY = SPREADS | {
 }
 """Kinds of what many nodes are in, are supplied by, or share."""
 StormKey = tuple[str, ...]
-"""What the pages of a storm have in common: their `alertname`, and with routes the receivers that get them."""
+"""What the pages of a storm have in common: their `alertname`, with routes the receivers that get them, and TICKETS if
+they are tickets."""
+TICKETS = ":tickets"
+"""Last word of the key of a storm of tickets. No receiver has a name with a colon."""
 PageTimes = Mapping[StormKey, tuple[int, ...]]
 """Times of the newest pages (UTC us), by what they have in common."""
 _OLD_TITLE = re.compile(r"Alert storm: (\d+) more page")
@@ -42,10 +45,21 @@ def is_unit_of_many(entity: str, topology: Topology) -> bool:
 
 
 def find_key(incident: Incident, topology: Topology, receivers: Collection[str]) -> StormKey | None:
-    """Returns of which storm the page of an incident may be a part; None: it is always sent by itself."""
-    if incident.detector == STORM or is_unit_of_many(incident.cause, topology):
+    """Returns of which storm the page or ticket of an incident may be a part; None: it is always sent by itself."""
+    if incident.detector == STORM or incident.severity == "watch" or is_unit_of_many(incident.cause, topology):
         return None
-    return (alert_name(incident.detector), *sorted(receivers))
+    tickets = (TICKETS,) if incident.severity == "ticket" else ()
+    return (alert_name(incident.detector), *sorted(receivers), *tickets)
+
+
+def severity_of(key: StormKey) -> Severity:
+    """Returns the severity of a storm, which is that of what it represents."""
+    return "ticket" if key[-1] == TICKETS else "page"
+
+
+def list_receivers(key: StormKey) -> tuple[str, ...]:
+    """Returns the receivers that get a storm; none without routes."""
+    return tuple(name for name in key[1:] if name != TICKETS)
 
 
 def count_page(pages: PageTimes, key: StormKey, now: int, most: int, window: int) -> PageTimes:
@@ -70,12 +84,15 @@ def change_storm(
 ) -> Incident:
     """Returns a storm with what it lists. new: the id, site and times of a new one.   added: pages more than before."""
     count = added if before is None else count_members(before) + added
-    life = replace(Life(waits_since=new.updated) if before is None else before.life, storm=new.life.storm)
+    page = new.severity == "page"
+    life = replace(
+        Life(waits_since=new.updated if page else None) if before is None else before.life, storm=new.life.storm
+    )
     return replace(
         new,
         opened=new.opened if before is None else before.opened,
         onset=min(page.onset for page in pages),
-        summary=f"Alert storm: {count} more page{'s' * (count > 1)}{name_most(pages)}",
+        summary=f"Alert storm: {count} more {new.severity}{'s' * (count > 1)}{name_most(pages)}",
         members=tuple(dict.fromkeys(page.cause for page in pages)),
         simulated=all(page.simulated for page in pages),
         life=replace(life, represents=tuple(listed[:MAX_REPRESENTED]), represented=count),

@@ -18,7 +18,7 @@ from pipeline.incidents.changes import REPEATED, Change, ChangeKind
 from pipeline.incidents.desk import ACTOR
 from pipeline.incidents.ledger import Payload
 from pipeline.incidents.silences import SEVERITY, STORM_OF, STORM_RECEIVERS, alert_name
-from pipeline.incidents.storms import STORM
+from pipeline.incidents.storms import STORM, list_receivers
 from pipeline.model.entity_names import entity_name
 from pipeline.model.places import find_ancestor
 from pipeline.model.records import Caller, Incident, iso
@@ -58,7 +58,7 @@ def make_labels(incident: Incident, site: str, place: Mapping[str, str] = {}) ->
         "site": site,
     }
     if incident.life.storm:
-        of, *receivers = incident.life.storm
+        of, receivers = incident.life.storm[0], list_receivers(incident.life.storm)
         found |= {STORM_OF: of} | ({STORM_RECEIVERS: SEPARATOR.join(receivers)} if receivers else {})
     return {**found, "simulated": "true"} if incident.simulated else found
 
@@ -178,7 +178,8 @@ def _describe(incident: Incident) -> str:
     """Returns since when, the suspected cause and the affected devices, in the words of titles."""
     since, named = f"{iso(incident.onset)[:19]}Z", _list_members(incident.members)
     if incident.detector == STORM:
-        return f"Further pages since {since} are listed on this incident, not sent one by one. Causes: {named}"
+        further = f"Further {incident.severity}s since {since}"
+        return f"{further} are listed on this incident, not sent one by one. Causes: {named}"
     number = len(incident.members)
     affected = f"{number} {'entity' if number == 1 else 'entities'} affected since {since}"
     cause = "" if incident.members == (incident.cause,) else f", suspected cause {entity_name(incident.cause)}"

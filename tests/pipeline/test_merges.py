@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.model.records import Caller
+from pipeline.model.records import SECOND, Caller
 from tests.pipeline.living import LivingSite
 
 ANN, BOB = Caller("ann", "operator", "10.0.0.7"), Caller("bob", "operator", "10.0.0.8")
@@ -19,6 +19,20 @@ def site(tmp_path):
 
 def history(site: LivingSite, id_: str) -> list[tuple[str, str]]:
     return list(zip(site.kinds(id_), site.comments(id_), strict=True))
+
+
+def test_a_merged_incident_begins_with_what_its_cause_explains_not_with_a_stranger(site):
+    """A GPU of another rack was hot an hour before: the row of impact and the page must not begin there."""
+    hour = 3600 * SECOND
+    other = site.report("gpu:n5.0", onset=site.now - hour)
+    kept, began = site.report("gpu:n0.0"), site.now
+    site.people.merge(kept, [other], ANN, "same batch of pads")
+    assert site.stored(kept).onset == began
+    site.wait(2)
+    site.restart()
+    assert site.stored(kept).onset == began
+    site.report("gpu:n0.0", detector="cold", onset=began - hour)
+    assert site.stored(kept).onset == began - hour, "what the cause explains dates it back"
 
 
 @pytest.mark.slow

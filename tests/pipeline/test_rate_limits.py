@@ -24,7 +24,7 @@ STEP_S = 0.25
 
 
 class Limiter(Receiver):
-    """Accepts one message per `every` seconds of the clock of the test, nothing with `shut`; says 429, or `says`, to others."""
+    """Accepts one message per `every` seconds of the clock of the test, nothing with `shut`; `says` to others."""
 
     every, shut, tokens, most = 1.0, False, 1.0, 1.0
     says = 429

@@ -284,6 +284,65 @@ def test_a_page_that_joins_a_storm_and_is_merged_in_one_step_is_not_in_its_list(
     assert next(c for c in made if c.incident.detector == STORM).incident.life.represents == ("inc-4",)
 
 
+# --- tickets --------------------------------------------------------------------------------------
+
+
+def report_tickets(site: LivingSite, number: int) -> list[str]:
+    return [site.report(f"host:t{i}", level="ticket") for i in range(number)]
+
+
+def test_many_tickets_are_one_storm_ticket_that_hides_no_page_and_ends_with_the_last(tmp_path):
+    site = LivingSite(tmp_path / "store.duckdb", Incidents(storm_pages=2, storm_tickets=3))
+    tickets = report_tickets(site, 6)
+    site.restart()
+    tickets += [site.report("host:late", level="ticket")]
+    storm = storm_of(site)
+    sent = [incident for incident, kind in site.alerts() if kind == "firing"]
+    assert sent == [*tickets[:3], storm.id]
+    assert (storm.severity, storm.life.storm[0], storm.life.waits_since) == ("ticket", "Hot", None)
+    assert list(storm.life.represents) == tickets[3:]
+    assert storm.summary == "Alert storm: 4 more tickets, all Hot"
+    labels = site.bodies()[-1]["alerts"][-1]["labels"]
+    assert (labels["alertname"], labels["severity"], labels["storm_of"]) == ("AlertStorm", "warning", "Hot")
+    assert "receivers" not in labels
+    pages = report_hosts(site, "a", "b")
+    assert [i for i, kind in site.alerts()[-2:] if kind == "firing"] == pages, "pages are counted by themselves"
+    site.active = {}
+    site.wait(12)
+    assert site.state(storm.id) == "resolved"
+    assert not [i for i, kind in site.alerts() if kind == "resolved" and i in tickets[3:]]
+    site.database.close()
+
+
+def test_a_ticket_of_a_storm_that_becomes_a_page_is_sent(tmp_path):
+    site = LivingSite(tmp_path / "store.duckdb", Incidents(storm_tickets=2))
+    tickets = report_tickets(site, 4)
+    storm = storm_of(site)
+    site.people.acknowledge(storm.id, ANN, "a bad batch")
+    assert {site.state(i) for i in tickets[2:]} == {"acknowledged"}
+    site.report("host:t3")
+    assert site.state(tickets[3]) == "open"
+    assert site.bodies()[-1]["alerts"][-1]["labels"]["severity"] == "critical"
+    assert list(storm_of(site).life.represents) == tickets[2:3]
+    site.database.close()
+
+
+@pytest.mark.slow
+def test_tickets_of_two_receivers_have_two_storms(tmp_path):
+    receivers = ("gpu-team", "facility")
+    site = LivingSite(tmp_path / "routed.duckdb", Incidents(storm_tickets=2), receivers=receivers, route=ROUTES)
+    for n in range(8):
+        site.report(f"gpu:n{n}.0", level="ticket")
+    found = [i for i in site.shown().values() if i.detector == STORM]
+    assert sorted(storms.list_receivers(i.life.storm) for i in found) == [("facility",), ("gpu-team",)]
+    for one in found:
+        (receiver,) = storms.list_receivers(one.life.storm)
+        site.notifier._held[receiver].release(site.now)
+        fired = {a["labels"]["incident"] for body in list_grouped(site, receiver) for a in body["alerts"]}
+        assert fired & {i.id for i in found} == {one.id}
+    site.database.close()
+
+
 # --- what a storm must not swallow ----------------------------------------------------------------
 
 
