@@ -62,7 +62,8 @@ def _describe_calm(jobs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def name_affected(impact: Mapping[str, Any]) -> str:
-    """Returns affected jobs, for a title: `job 81 hangs (512 GPUs)`, `rank 79 of job 81 on it`; empty: no job."""
+    """Returns affected jobs, for a title: `job 81 hangs (512 GPUs)`, `rank 79 of job 81 on it`, `jobs not known`; empty
+    only if there is none."""
     suffering = [j for j in impact["jobs"] if j["state"] in SUFFERS]
     if len(suffering) > 1:
         return f"{len(suffering)} jobs suffer ({_count(sum(j['gpus'] for j in suffering), 'gpu')})"
@@ -71,7 +72,7 @@ def name_affected(impact: Mapping[str, Any]) -> str:
         state = f"{100 * job['slowdown']:.0f} % slower" if job["state"] == "slow" else _WORDS[job["state"]]
         return f"{entity_name(job['job'])} {state} ({_count(job['gpus'], 'gpu')})"
     if not impact["job_count"]:
-        return ""
+        return describe_no_job(impact) if impact["gpus"] and impact[UNLISTED] else ""
     job, count = impact["jobs"][0], impact["job_count"]
     if count > 1:
         ended = sum(j["state"] == "ended" for j in impact["jobs"])

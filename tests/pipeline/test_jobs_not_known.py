@@ -55,7 +55,7 @@ def test_before_any_inventory_the_jobs_of_a_rack_are_not_known() -> None:
     world = Fresh()
     world.open("cdu:c0")
     assert world.shown() == ("32 GPUs on 4 nodes, jobs not known", 4)
-    assert world.impact()["title"] == ""
+    assert world.impact()["title"] == "jobs not known"
 
 
 def test_no_job_is_said_once_the_inventories_of_all_nodes_have_none() -> None:
@@ -64,10 +64,12 @@ def test_no_job_is_said_once_the_inventories_of_all_nodes_have_none() -> None:
     world.read(*(inventory(f"n{n}", world.time) for n in (0, 1, 2)))
     world.tick()
     assert world.shown() == ("32 GPUs on 4 nodes, jobs of 1 node not known", 1)
+    assert world.impact()["title"] == "jobs of 1 node not known"
     world.read(inventory("n3", world.time))
     world.book.dirty.clear()
     world.tick()
     assert world.shown() == ("32 GPUs on 4 nodes, no job", 0)
+    assert world.impact()["title"] == ""
     assert "inc-1" in world.book.dirty, "the row in the store is renewed"
 
 
