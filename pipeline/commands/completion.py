@@ -1,19 +1,61 @@
 """`fleetpulse completion SHELL`: completes commands, verbs, options and their choices in bash, zsh and fish.
 
-The scripts are made from the table of commands, so that they never lag behind it. Ids are not completed: that would ask
-the pipeline at each key.
+The scripts are made from the table of commands, so that they never lag behind it. Ids of incidents are asked of the
+pipeline at the key (`fleetpulse completion incidents`), which has a second to answer; without an answer there are none.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.commands.arguments import COMMANDS
-from pipeline.commands.options import CONFIG
+from pipeline.commands.options import CONFIG, INCIDENT, INCIDENT_IDS
 from pipeline.commands.verbs import VERBS
 
-SHELLS = ("bash", "zsh", "fish")
+IDS = ("incidents", "resolved")
+"""In place of a shell: which ids are listed."""
+PATIENCE_S = 0.7
+"""Longest wait for the ids (s). Chosen: with the start of the command within a second, after which a key seems lost."""
+
+
+def list_ids(which: str, path: str | None) -> list[str]:
+    """Returns `ID<tab>TITLE` of the incidents that are unresolved, newest first, or resolved; nothing if the
+    pipeline does not answer in time, or not at all: at a key there is nobody to read an error."""
+    found: list[str] = []
+    asked = threading.Thread(target=_ask_ids, args=(which, path, found), daemon=True)
+    asked.start()
+    asked.join(PATIENCE_S)
+    return list(found)
+
+
+def _ask_ids(which: str, path: str | None, found: list[str]) -> None:
+    from pipeline.config.sections import load_config
+    from pipeline.http import client
+    from pipeline.model.errors import FleetpulseError
+    from pipeline.model.plain_text import make_printable
+
+    try:
+        states = "?state=resolved" if which == "resolved" else ""
+        status, answer = client.get(load_config(path), f"/api/v1/incidents{states}", PATIENCE_S)
+        rows = answer["incidents"] if status == 200 else []
+        wanted = [row for row in rows if (row["resolved"] is None) == (which == "incidents")]
+        wanted.sort(key=lambda row: str(row["opened"]), reverse=True)
+        found.extend(f"{row['id']}\t{make_printable(row['summary'])}" for row in wanted)
+    except (FleetpulseError, OSError, KeyError, TypeError):
+        return  # as if it had none
+
+
+def list_id_places() -> dict[str, tuple[str, bool]]:
+    """Returns `command` or `command verb` that takes incidents -> which, and whether several."""
+    found = dict[str, tuple[str, bool]]()
+    for name, (_, options) in COMMANDS.items():
+        for key, own in ((name, options), *((f"{name} {verb}", own) for verb, (_, own) in VERBS.get(name, {}).items())):
+            if INCIDENT in own or INCIDENT_IDS in own:
+                several = INCIDENT_IDS in own or name == "merge"
+                found[key] = ("resolved" if name == "reopen" else "incidents", several)
+    return found
 
 
 def make_script(shell: str) -> str:
@@ -81,11 +123,34 @@ _fleetpulse() {{
     case "$key" in
 {cases}
     esac
+{_bash_ids()}
   fi
   COMPREPLY=($(compgen -P "$start" -W "$words" -- "$current"))
 }}
 complete -F _fleetpulse fleetpulse
 """
+
+
+def _bash_ids() -> str:
+    """Returns what adds ids where a word is no option and no value of one."""
+    places = list_id_places()
+    one = [f'"{key}:{key.count(" ") + 2}"' for key, (_, several) in places.items() if not several]
+    many = [f'"{key}:"*' for key, (which, several) in places.items() if several and which == "incidents"]
+    resolved = [f'"{key}:"*' for key, (which, _) in places.items() if which == "resolved"]
+    return f"""    local ids="" file="" place
+    case "$key:$COMP_CWORD" in
+      {"|".join(one + many)}) ids=incidents ;;
+      {"|".join(resolved)}) ids=resolved ;;
+    esac
+    case "$current$previous" in -*) ids="" ;; esac
+    case "$previous" in -*) ids="" ;; esac
+    if [ -n "$ids" ]; then
+      for ((place = 1; place < COMP_CWORD; place++)); do
+        [ "${{COMP_WORDS[place]}}" = "--config" ] && file="${{COMP_WORDS[place+1]}}"
+        [ "$file" = "=" ] && file="${{COMP_WORDS[place+2]}}"
+      done
+      words="$words $("${{COMP_WORDS[0]}}" completion $ids ${{file:+--config "$file"}} 2>/dev/null | cut -f1)"
+    fi"""
 
 
 def _verb_cases() -> str:
@@ -112,7 +177,13 @@ def _fish() -> str:
     for name, (_, options) in COMMANDS.items():
         every = [*options, *(o for _, own in VERBS.get(name, {}).values() for o in own), CONFIG]
         lines += list(dict.fromkeys(line for o in every if (line := _fish_option(name, *o))))
+    lines += [_fish_ids(*place) for place in list_id_places().items()]
     return "\n".join(lines) + "\n"
+
+
+def _fish_ids(key: str, place: tuple[str, bool]) -> str:
+    seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in key.split())
+    return f"complete -c fleetpulse -k -n '{seen}' -a '(fleetpulse completion {place[0]} 2>/dev/null)'"
 
 
 def _fish_option(name: str, flags: tuple[str, ...], settings: Mapping[str, Any]) -> str:

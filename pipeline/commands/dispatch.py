@@ -195,7 +195,10 @@ def _token(given: argparse.Namespace) -> int:
 def _completion(given: argparse.Namespace) -> int:
     from pipeline.commands import completion
 
-    sys.stdout.write(completion.make_script(given.shell))
+    if given.shell in completion.IDS:
+        sys.stdout.write("".join(f"{line}\n" for line in completion.list_ids(given.shell, given.config)))
+    else:
+        sys.stdout.write(completion.make_script(given.shell))
     return 0
 
 

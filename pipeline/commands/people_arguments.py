@@ -86,7 +86,12 @@ PEOPLE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "token": ("create, list or revoke tokens with roles, on the host of the pipeline", (OUTPUT,)),
     "completion": (
         "print completion for a shell",
-        (option("shell", "the shell that reads it", choices=("bash", "zsh", "fish")),),
+        (
+            option(
+                *("shell", "the shell that reads it; incidents, resolved: the ids that it completes"),
+                choices=("bash", "zsh", "fish", "incidents", "resolved"),
+            ),
+        ),
     ),
 }
 """What people do to incidents, through the running pipeline."""

@@ -18,7 +18,14 @@ LINES = [
     (("silences", "add", "--re"), {"--reason"}),
     (("token", "create", "ann", "--role", "v"), {"viewer"}),
     (("topology", "ch"), {"check"}),
+    (("ack", "inc-"), {"inc-a1", "inc-b2"}),
+    (("reopen", "inc-"), {"inc-old"}),
+    (("incidents", "show", "inc-"), {"inc-a1", "inc-b2"}),
 ]
+_STUB = """#!/bin/sh
+[ "$2" = incidents ] && printf 'inc-a1\\tGPU 3: hot\\ninc-b2\\tx\\n'
+[ "$2" = resolved ] && printf 'inc-old\\tx\\n'
+"""
 _ZSH = """
 autoload -Uz compinit && compinit -u -d {folder}/dump
 source {folder}/complete
@@ -35,8 +42,15 @@ def run_shell(shell: str, script: str, folder: Path) -> set[str]:
     if path is None:
         do_without("shells", f"no {shell}: run 'make parts'")
     (folder / "complete").write_text(make_script(shell))
+    (folder / "fleetpulse").write_text(_STUB)
+    (folder / "fleetpulse").chmod(0o755)
     options = ["-f"] if shell == "zsh" else ["--no-config"]
-    home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_DATA_HOME": str(folder), "PATH": "/usr/bin:/bin"}
+    home = {
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+        "XDG_DATA_HOME": str(folder),
+        "PATH": f"{folder}:/usr/bin:/bin",
+    }
     ran = subprocess.run([path, *options, "-c", script], capture_output=True, text=True, env=home, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     return {line.split()[0] for line in ran.stdout.splitlines() if line.strip()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -12,7 +15,7 @@ import fleetpulse
 from pipeline.api.entity_detail import read_entity
 from pipeline.api.server import create_app, start_server
 from pipeline.commands.arguments import COMMANDS
-from pipeline.commands.completion import list_words, make_script
+from pipeline.commands.completion import PATIENCE_S, list_words, make_script
 from pipeline.commands.notify import LISTED, choose_columns
 from pipeline.commands.options import MOST_OWNED_HOURS
 from pipeline.commands.output import render_rows, wrap_cells
@@ -363,6 +366,78 @@ def test_bash_completes_with_the_script(tmp_path, line, wanted):
     script.write_text(make_script("bash") + ask)
     ran = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == wanted
+
+
+def test_completion_lists_ids_of_incidents_with_titles(site, run):
+    old, page = site.report("gpu:n5.0"), site.report("gpu:n0.0")
+    assert run("resolve", old, "--comment", "swapped")[0] == 0
+    assert run("completion", "incidents") == (0, f"{page}\tgpu:n0.0: hot; rank 0 of job 1 on it\n", "")
+    assert run("completion", "resolved") == (0, f"{old}\tgpu:n5.0: hot\n", "")
+
+
+ANSWERS = {"refuses": [b"HTTP/1.0 403 x\r\n\r\n{}"], "is no JSON": [b"HTTP/1.0 200 x\r\n\r\nhello"], "hangs": []}
+ANSWERS |= {"trickles": [b"HTTP/1.0 200 x\r\n\r\n", *[b" "] * 200]}
+
+
+@pytest.mark.parametrize("api", ["closed", "no configuration", *ANSWERS])
+def test_completion_of_ids_is_silent_and_over_soon_without_an_answer(tmp_path, capsys, api):
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                for part in ANSWERS[api]:
+                    connection.sendall(part)
+                    over.wait(0.1 * (len(ANSWERS[api]) > 1))
+                over.wait(0 if ANSWERS[api] else 30)
+
+        file = tmp_path / "fleetpulse.toml"
+        if api != "no configuration":
+            file.write_text(f"[api]\nport = {server.getsockname()[1]}\n")
+        thread = threading.Thread(target=answer)
+        if api in ANSWERS:
+            thread.start()
+        else:
+            server.close()
+        began = time.monotonic()
+        assert fleetpulse.main(["completion", "incidents", "--config", str(file)]) == 0
+        assert time.monotonic() - began < PATIENCE_S + 8, "of which 8 s are for a busy machine"
+        over.set()
+        if api in ANSWERS:
+            thread.join(30)
+    assert capsys.readouterr() == ("", "")
+
+
+ID_LINES = [
+    (("ack", "inc-"), ["inc-a1", "inc-b2"]),
+    (("ack", "inc-a1", "inc-b"), ["inc-b2"]),
+    (("reopen", "inc-"), ["inc-old"]),
+    (("incidents", "show", "inc-"), ["inc-a1", "inc-b2"]),
+    (("assign", "inc-"), ["inc-a1", "inc-b2"]),
+    (("assign", "inc-a1", "inc-"), []),
+    (("ack", "--comment", "inc-"), []),
+    (("silences", "add", "inc-"), []),
+    (("ack", "--config", "other.toml", "inc-"), ["inc-other"]),
+    (("ack", "--config", "=", "other.toml", "inc-"), ["inc-other"]),
+]
+STUB = """fleetpulse() {
+  case "$*" in
+    "completion incidents") printf 'inc-a1\\tGPU 3: hot\\ninc-b2\\tinc-no\\n' ;;
+    "completion resolved") printf 'inc-old\\tx\\n' ;;
+    "completion incidents --config other.toml") printf 'inc-other\\tx\\n' ;;
+  esac
+}
+"""
+
+
+@pytest.mark.parametrize(("line", "wanted"), ID_LINES)
+def test_bash_completes_ids_where_a_command_takes_incidents(tmp_path, line, wanted):
+    words = " ".join(f"'{word}'" for word in ("fleetpulse", *line))
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={len(line)}; _fleetpulse; printf '%s\n' \"${{COMPREPLY[@]}}\""
+    (tmp_path / "complete").write_text(make_script("bash") + STUB + ask)
+    ran = subprocess.run(["bash", str(tmp_path / "complete")], capture_output=True, text=True, check=True)
+    assert (ran.stdout.split(), ran.stderr) == (wanted, "")
 
 
 def test_an_empty_text_is_no_one_to_assign_an_incident_to(site, run):
