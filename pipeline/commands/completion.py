@@ -21,8 +21,8 @@ PATIENCE_S = 0.7
 
 
 def list_ids(which: str, path: str | None) -> list[str]:
-    """Returns `ID<tab>TITLE` of the incidents that are unresolved, newest first, or resolved; nothing if the
-    pipeline does not answer in time, or not at all: at a key there is nobody to read an error."""
+    """Returns `ID<tab>TITLE` of the incidents that are open, acknowledged or silenced, or of resolved ones; nothing if
+    the pipeline does not answer in time, or not at all: at a key there is nobody to read an error."""
     found: list[str] = []
     asked = threading.Thread(target=_ask_ids, args=(which, path, found), daemon=True)
     asked.start()
@@ -37,12 +37,13 @@ def _ask_ids(which: str, path: str | None, found: list[str]) -> None:
     from pipeline.model.plain_text import make_printable
 
     try:
-        states = "?state=resolved" if which == "resolved" else ""
-        status, answer = client.get(load_config(path), f"/api/v1/incidents{states}", PATIENCE_S)
-        rows = answer["incidents"] if status == 200 else []
-        wanted = [row for row in rows if (row["resolved"] is None) == (which == "incidents")]
-        wanted.sort(key=lambda row: str(row["opened"]), reverse=True)
-        found.extend(f"{row['id']}\t{make_printable(row['summary'])}" for row in wanted)
+        config = load_config(path)
+        for state in ("resolved",) if which == "resolved" else ("open", "acknowledged", "silenced"):
+            status, answer = client.get(config, f"/api/v1/incidents?state={state}", PATIENCE_S)
+            rows = sorted(
+                answer["incidents"] if status == 200 else [], key=lambda row: str(row["opened"]), reverse=True
+            )
+            found.extend(f"{row['id']}\t{make_printable(row['summary'])}" for row in rows)
     except (FleetpulseError, OSError, KeyError, TypeError):
         return  # as if it had none
 

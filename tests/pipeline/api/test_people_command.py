@@ -14,6 +14,7 @@ import pytest
 import fleetpulse
 from pipeline.api.entity_detail import read_entity
 from pipeline.api.server import create_app, start_server
+from pipeline.commands import completion
 from pipeline.commands.arguments import COMMANDS
 from pipeline.commands.completion import PATIENCE_S, list_words, make_script
 from pipeline.commands.notify import LISTED, choose_columns
@@ -368,11 +369,12 @@ def test_bash_completes_with_the_script(tmp_path, line, wanted):
     assert ran.stdout.split() == wanted
 
 
-def test_completion_lists_ids_of_incidents_with_titles(site, run):
+def test_completion_lists_ids_of_incidents_with_titles(site, run, monkeypatch):
+    monkeypatch.setattr(completion, "PATIENCE_S", 30.0)  # a busy machine
     old, page = site.report("gpu:n5.0"), site.report("gpu:n0.0")
     assert run("resolve", old, "--comment", "swapped")[0] == 0
     assert run("completion", "incidents") == (0, f"{page}\tgpu:n0.0: hot; rank 0 of job 1 on it\n", "")
-    assert run("completion", "resolved") == (0, f"{old}\tgpu:n5.0: hot\n", "")
+    assert run("completion", "resolved") == (0, f"{old}\tgpu:n5.0: hot; jobs not known\n", "")
 
 
 ANSWERS = {"refuses": [b"HTTP/1.0 403 x\r\n\r\n{}"], "is no JSON": [b"HTTP/1.0 200 x\r\n\r\nhello"], "hangs": []}
