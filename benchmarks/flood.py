@@ -32,6 +32,8 @@ from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Finding, Level
 
 FINDINGS, LENGTH_S = 5000, 60
+STEP_S = 10
+"""Time between evaluations (s): a frame of the pipeline."""
 QUIET_S = 660
 """Time after which everything has ended (s): the quiet period of incidents is 10 minutes."""
 LATEST_S = 240
@@ -148,7 +150,7 @@ class Flood:
 
 
 def _draw(second: int) -> list[tuple[str, str, Level]]:
-    wanted = range(second * FINDINGS // LENGTH_S, (second + 1) * FINDINGS // LENGTH_S)
+    wanted = range(second * FINDINGS // LENGTH_S, (second + STEP_S) * FINDINGS // LENGTH_S)
     found: list[tuple[str, str, Level]] = [
         (f"gpu:n{i}.0", "sdc", "page") if i % 5 < 3 else (f"gpu:n{i}.0", "pcie", "ticket") for i in wanted
     ]
@@ -178,7 +180,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         flood = Flood(_configure(Path(folder), f"http://127.0.0.1:{ours.recv()}"))
         base, cpu, began, cdu = _read_memory(), time.process_time(), time.monotonic(), 0.0
-        for second in range(LENGTH_S):
+        for second in range(0, LENGTH_S, STEP_S):
             time.sleep(max(0.0, began + second - time.monotonic()))
             cdu = time.monotonic() if second == LENGTH_S // 2 else cdu
             flood.report(_draw(second))

@@ -123,9 +123,9 @@ class LifeBook:
         if kind == "reopened":
             life = replace(life, returned=(*self._recent_returns(life, now), now), held_until=None)
             if before is not None and before.resolved is None:
-                if (worse := lives.find_worse(change, before, members)) is None:
+                if (news := lives.find_worse(change, before, members)) is None:
                     return "returned", life
-                kind = worse
+                kind = news
             return kind, replace(unacknowledge(life), waits_since=waits, escalation=0, told=members)
         if kind == "acknowledged":
             return kind, replace(life, waits_since=None, escalation=0, told=members)
