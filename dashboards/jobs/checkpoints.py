@@ -9,6 +9,7 @@ from dashboards.jobs.answers import Harm, Job
 from dashboards.links import as_markup, incident_link
 from dashboards.markup import notice_of
 from dashboards.words import age, clock
+from pipeline.model.job_effect import read_doubt, split_doubt
 from pipeline.model.records import SECOND
 
 WRONG_RESULTS = "sdc"
@@ -16,18 +17,24 @@ WRONG_RESULTS = "sdc"
 
 
 def find_taint(job: Job, harms: Sequence[Harm]) -> Harm | None:
-    """Returns the incident with wrong results during which the newest checkpoint was written: of several that with the
-    earliest onset; None if there is none."""
+    """Returns the incident since whose first doubtful result the newest checkpoint was written: of several that whose
+    doubt begins first; None if there is none."""
     if job.checkpoint is None:
         return None
     tainted = [
         h
         for h in harms
         if h.detector.partition("_")[0] == WRONG_RESULTS
-        and h.onset <= job.checkpoint
+        and _wrong_since(h) <= job.checkpoint
         and (h.resolved is None or job.checkpoint <= h.resolved)
     ]
-    return min(tainted, key=lambda h: h.onset, default=None)
+    return min(tainted, key=_wrong_since, default=None)
+
+
+def _wrong_since(harm: Harm) -> int:
+    """Returns since when results may be wrong: since the last check that was right, 0 if none was; else the onset."""
+    since = read_doubt(split_doubt(harm.basis)[0])
+    return harm.onset if since is None else min(since, harm.onset)
 
 
 def tile(job: Job, harms: Sequence[Harm], now: int) -> str:
@@ -45,9 +52,13 @@ def warning(job: Job, harms: Sequence[Harm], now: int) -> str:
     found = find_taint(job, harms)
     if found is None or job.checkpoint is None:
         return ""
-    onset, name = clock(found.onset, now), as_markup(incident_link(found.id))
-    text = (
-        f"It was written at {clock(job.checkpoint, now)}, after the onset of incident {name} ({onset}), and may "
-        f"contain wrong results. Restart from one that was written before {onset}."
-    )
+    since, name = _wrong_since(found), as_markup(incident_link(found.id))
+    written = f"It was written at {clock(job.checkpoint, now)}"
+    if not since:
+        text = f"{written}. Since when results may be wrong is not known ({name}): no checkpoint is known to be safe."
+    else:
+        text = (
+            f"{written}; by incident {name}, results since {clock(since, now)} may be wrong. Restart from one that was "
+            f"written before {clock(since, now)}."
+        )
     return notice_of("The newest checkpoint is not safe.", text, "critical")

@@ -195,11 +195,22 @@ def test_a_checkpoint_that_was_written_during_wrong_results_is_not_safe(
     text = shown(page(script, entity="job:81"))
     assert ("not safe: wrong results before it" in text) is taints
     assert ("work that a restart repeats" in text) is not taints
-    said = (
-        "after the onset of incident <a" in text
-        and "Restart from one that was written before 2026-01-01 11:10:00Z" in text
-    )
+    said = "by incident <a" in text and "Restart from one that was written before 2026-01-01 11:10:00Z" in text
     assert said is taints
+
+
+def test_a_checkpoint_is_as_safe_as_the_first_result_in_doubt_not_as_the_onset(site: Any) -> None:
+    doubt = "results in doubt since 2026-01-01T06:50:18Z"
+    late = harm(detector="sdc", onset=ago(900), basis=doubt)  # the checkpoint is 1,800 s old
+    site.answers["jobs/job:81"] = job_detail(harmed_by=[harm(id="A2", detector="sdc", onset=ago(3000)), late])
+    text = shown(page(script, entity="job:81"))
+    assert "results since 2026-01-01 06:50:18Z may be wrong. Restart from one that was written before" in text
+    snapshot._fetch_cached.clear()
+    unknown = harm(detector="sdc", onset=ago(900), basis="results in doubt since an unknown time")
+    site.answers["jobs/job:81"] = job_detail(harmed_by=[unknown])
+    text = shown(page(script, entity="job:81"))
+    assert "no checkpoint is known to be safe" in text
+    assert "Restart from one" not in text
 
 
 def test_a_job_without_a_known_checkpoint_has_no_unsafe_one(site: Any) -> None:
