@@ -58,7 +58,7 @@ def make_pictures(dashboard: str, api: str) -> None:
 
 def find_examples(api: str) -> dict[str, str]:
     """Returns the query of the pages about one thing: a slow rank, its node and a job."""
-    incidents = read_json(f"{api}/api/v1/incidents")["incidents"]
+    incidents = read_json(f"{api}/api/v1/incidents?show=unresolved")["incidents"]
     pages = [i for i in incidents if i["severity"] == "page"]
     slow = [i for i in pages if i["detector"] == "straggler"]  # its evidence is a line beside its peers
     chosen = (slow or pages or incidents)[0]
