@@ -52,6 +52,9 @@ WHERE place = 1 AND epoch_us(next_attempt) <= $2
 ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
 """
 """A group that pages again was acknowledged, so it fired, also where the row of that is no longer kept."""
+_ANY_DUE = """
+SELECT 1 FROM outbox WHERE receiver = $1 AND state = 'pending' AND epoch_us(next_attempt) <= $2 LIMIT 1
+"""
 _PAGE = """
 SELECT count(*) FROM (
     SELECT incident, arg_min(next_attempt, number) AS due FROM outbox WHERE receiver = $1 AND state = 'pending'
@@ -87,6 +90,8 @@ class DuePayload:
 def load_due(store: Store, receiver: str, until: int) -> list[DuePayload]:
     """Returns the first payloads of a receiver that are due until a time (UTC us), the oldest page first."""
     with contextlib.closing(store.cursor()) as cursor:
+        if not cursor.execute(_ANY_DUE, [receiver, until]).fetchall():  # as in most passes: a sixth of the time
+            return []
         return [DuePayload(*row) for row in cursor.execute(_HEADS, [receiver, until, BATCH_SIZE]).fetchall()]
 
 
