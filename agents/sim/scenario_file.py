@@ -9,7 +9,6 @@ import datetime
 import difflib
 import math
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from agents.sim.world import draw_world
 from pipeline.config.settings import build_section
 from pipeline.model.errors import UsageError
 from pipeline.model.records import from_iso, iso
+from pipeline.model.toml_text import parse_toml
 
 YEARS = 10
 LONGEST = YEARS * 365.25 * 86_400.0  # s; twice the life of a training cluster; chosen
@@ -113,12 +113,12 @@ def load(source: str | Path) -> Scenario:
     if str(source) == "demo":
         return demo()
     try:
-        table = tomllib.loads(Path(source).read_text())
+        table = parse_toml(Path(source).read_text())
     except OSError as error:
         raise UsageError(
             f"{source}: cannot be read: {error.strerror}; expected a scenario in TOML, or 'demo'"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{source}: is not TOML: {error}") from error
     return parse(table, str(source))
 

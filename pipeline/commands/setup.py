@@ -19,6 +19,7 @@ from pipeline.config.replaced_lists import describe_replaced
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Refused, UsageError
+from pipeline.model.toml_text import parse_toml
 from pipeline.runtime import systemd
 from pipeline.runtime.guides import guide
 from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
@@ -187,6 +188,4 @@ def _warn_of_drop_ins(path: Path) -> list[str]:
 
 def _check_text(text: str, path: Path) -> None:
     """Raises ConfigError for an answer that no key takes."""
-    import tomllib
-
-    build_section(Config, tomllib.loads(text), str(path))
+    build_section(Config, parse_toml(text), str(path))

@@ -15,7 +15,6 @@ import re
 import shlex
 import socket
 import stat
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from pipeline.config import accepted
 from pipeline.config.settings import EnvironmentText
 from pipeline.model.errors import ConfigError
+from pipeline.model.toml_text import parse_toml
 
 DROP_INS = "conf.d"
 GROUPS = "groups"
@@ -135,8 +135,8 @@ def _read(path: Path) -> str:
 
 def _parse(where: str, text: str) -> Table:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number of 4,300 digits, or of tables in tables
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{where}: is not TOML: {error}") from error
 
 

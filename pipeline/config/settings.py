@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 from pipeline.config.addresses import hide_addresses
 from pipeline.model.errors import ConfigError
+from pipeline.model.toml_text import parse_toml
 
 T = TypeVar("T")
 KEY = "fleetpulse.key"
@@ -96,8 +96,8 @@ class EnvironmentText(str):
         if wanted in (str, Path) and not self.startswith(("'", '"')):
             return str(self)
         try:
-            return tomllib.loads(f"v = {self}")["v"]
-        except (ValueError, RecursionError):  # not TOML, or a number of 4,300 digits
+            return parse_toml(f"v = {self}")["v"]
+        except ValueError:
             return str(self)
 
 

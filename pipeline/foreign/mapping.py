@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import re
 import string
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +41,7 @@ from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 from pipeline.model.regular_files import read_regular_text
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
+from pipeline.model.toml_text import parse_toml
 
 SHIPPED_FOLDER = Path(__file__).with_name("mappings")
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # Prometheus data model, label names
@@ -136,11 +136,11 @@ def load_mapping(name: str) -> MetricMapping:
         return NO_MAPPING
     path = SHIPPED_FOLDER / f"{name}.toml" if name in list_shipped() else Path(name).expanduser()
     try:
-        table = tomllib.loads(read_regular_text(path))
+        table = parse_toml(read_regular_text(path))
     except OSError as error:
         known = ", ".join(list_shipped())
         raise ConfigError(f"mapping {name!r}: {error.strerror}; expected a file, or one of {known}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     return check_mapping(build_section(MetricMapping, table, str(path)), str(path))
 

@@ -6,15 +6,16 @@ start; later it is logged, and the last valid text stays in force.
 
 from __future__ import annotations
 
+import difflib
 import logging
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from pipeline.model.errors import ConfigError
 from pipeline.model.regular_files import read_regular_text
+from pipeline.model.toml_text import parse_toml
 from pipeline.model.topology import kind_of
 
 log = logging.getLogger("fleetpulse.advice")
@@ -48,7 +49,8 @@ class AdviceBook:
         of_detector = self._merged("detector", detector)
         of_cause = {} if detector in NOT_OF_CAUSE else self._merged("cause", kind_of(cause))
         unfit = ONLY_CAUSE.get(kind_of(cause), frozenset())
-        if of_cause and (unfit is None or detector in unfit) and not self._own.get("detector", {}).get(detector):
+        own = self._own.get("detector", {}).get(detector, {})
+        if of_cause and (unfit is None or detector in unfit) and not own.get("advice"):
             of_detector = {name: text for name, text in of_detector.items() if name != "advice"}
         texts = [text for text in (of_cause.get("advice"), of_detector.get("advice")) if text]
         page = f"{self._pages}?{urlencode({'detector': detector})}" if self._pages and detector else self._pages
@@ -73,19 +75,38 @@ class AdviceBook:
 def read_advice(path: Path) -> Table:
     """Returns section -> name -> key -> text. Raises ConfigError naming the file, key, found and expected value."""
     try:
-        found: dict[str, Any] = tomllib.loads(read_regular_text(path))
+        found: dict[str, Any] = parse_toml(read_regular_text(path))
     except OSError as error:
         raise ConfigError(f"[incidents] advice_file = '{path}': cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     for section, names in found.items():
         if section not in SECTIONS or not isinstance(names, dict):
             raise ConfigError(f"{path}: [{section}]: expected [detector.NAME] or [cause.KIND]")
         for name, keys in names.items():
-            wrong = None if not isinstance(keys, dict) else next((k for k in keys if k not in KEYS), None)
-            if not isinstance(keys, dict) or wrong is not None or not all(isinstance(v, str) for v in keys.values()):
-                raise ConfigError(f"{path}: [{section}.{name}]: expected the texts advice and runbook, found {keys!r}")
+            if wrong := _find_wrong(keys):
+                raise ConfigError(f"{path}: [{section}.{name}]: expected the texts advice and runbook, found {wrong}")
+    if path != SHIPPED:
+        _check_detectors(path, found.get("detector", {}))
     return found
+
+
+def _find_wrong(keys: Any) -> str:
+    """Returns the first key that is none, without its value, which may be huge or deep; empty if all are right."""
+    if not isinstance(keys, dict):
+        return "no table"
+    wrong = next((key for key, text in keys.items() if key not in KEYS or not isinstance(text, str)), "")
+    return f"{wrong}, which is no text" if wrong in KEYS else wrong
+
+
+def _check_detectors(path: Path, given: Iterable[str]) -> None:
+    """Raises ConfigError on a detector that is not shipped, so that there is none of its name."""
+    known = read_advice(SHIPPED)["detector"]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(known)}"
+            raise ConfigError(f"{path}: [detector.{name}]: no such detector; {hint}")
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

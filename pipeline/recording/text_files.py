@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +12,7 @@ from typing import Any, get_args
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Event, from_iso, iso
 from pipeline.model.signals import Kind, Signal, extend_catalogue
+from pipeline.model.toml_text import parse_toml
 from pipeline.model.topology import Topology, kind_of
 
 VERSION = 1
@@ -107,8 +107,8 @@ def _read_text(path: str | Path, wanted: str) -> str:
 def _read_toml(path: str | Path, wanted: str) -> dict[str, Any]:
     """The table in a TOML file of version 1."""
     try:
-        table = tomllib.loads(_read_text(path, f"a {wanted}"))
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(_read_text(path, f"a {wanted}"))
+    except ValueError as error:
         raise UsageError(f"{path}: is not TOML: {error}") from error
     found = table.get("version")
     if type(found) is not int or found != VERSION:

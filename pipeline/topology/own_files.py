@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipeline.model.toml_text import parse_toml
 from pipeline.model.topology import kind_of
 from pipeline.topology.source import MAX_NUMBER, Link, Naming, SourceFile, SourceTopology, add_link
 
@@ -45,10 +45,8 @@ def _parse_toml(file: SourceFile) -> dict[str, Any]:
         if (parts := line.partition("=")[0].count(".")) > MAX_KEY_PARTS:
             raise file.fault(f"line {number}", f"a key of {parts + 1} parts", f"at most {MAX_KEY_PARTS}")
     try:
-        return tomllib.loads(file.text)
-    except RecursionError as error:
-        raise file.fault("", "TOML nested too deep", "a topology.toml") from error
-    except ValueError as error:  # also of a number of over 4,300 digits, which is no TOMLDecodeError
+        return parse_toml(file.text)
+    except ValueError as error:
         raise file.fault("", f"is not TOML: {error}", "a topology.toml") from error
 
 

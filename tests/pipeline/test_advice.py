@@ -72,6 +72,21 @@ def test_a_sites_own_advice_of_a_detector_is_shown_for_every_cause(tmp_path):
     assert found.endswith("Call the network team.")
 
 
+def test_a_sites_own_runbook_of_a_detector_brings_no_wrong_advice_back(tmp_path):
+    """Any key of the site counted as its own advice: the cable was to be cleaned for a wrong driver."""
+    path = tmp_path / "advice.toml"
+    path.write_text(
+        '[detector.link]\nrunbook = "https://wiki/link"\n[detector.straggler]\nrunbook = "https://wiki/slow"\n'
+    )
+    for detector, cause, page in (
+        ("link", "version:driver.550.54", "https://wiki/link"),
+        ("straggler", "job:81", "https://wiki/slow"),
+        ("straggler", "stage:81.0", "https://wiki/slow"),
+    ):
+        found = AdviceBook(path).find(detector, cause)
+        assert found == {**AdviceBook(None).find(detector, cause), "runbook_url": page}
+
+
 def test_a_storm_is_not_advised_as_a_fault_of_its_whole_site():
     found = AdviceBook(None).find("alert_storm", "site:fra1")["advice"]
     assert found.startswith("Look for one cause")
@@ -80,7 +95,15 @@ def test_a_storm_is_not_advised_as_a_fault_of_its_whole_site():
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("[detector", "is not TOML"), ("[link]\na = 1", r"\[link\]: expected"), ("[detector.xid]\nhelp = 'x'", "help")],
+    [
+        ("[detector", "is not TOML"),
+        ("[link]\na = 1", r"\[link\]: expected"),
+        ("[detector.xid]\nhelp = 'x'", "found help$"),
+        ("[detector.xid]\nadvice = 1", "found advice, which is no text"),
+        ("[detector]\nxid = 1", r"\[detector.xid\]: .* found no table"),
+        ("[detector.stragler]\nadvice = 'x'", r"\[detector.stragler\]: no such detector; did you mean 'straggler'\?"),
+        ("[detector.of_mine]\nadvice = 'x'", "no such detector; expected one of straggler, .*, burn_in"),
+    ],
 )
 def test_a_file_that_cannot_be_used_is_named_at_the_start(tmp_path, text, why):
     (tmp_path / "a.toml").write_text(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.regular_files import read_regular_text
+from pipeline.model.toml_text import parse_toml
 from pipeline.runtime.guides import guide
 
 SHIPPED = Path(__file__).with_name("xid.toml")
@@ -107,8 +107,8 @@ def _merge_file(table: XidTable, path: Path) -> XidTable:
 def read_toml(path: Path) -> dict[str, Any]:
     """Returns the tables of a TOML file. Raises ConfigError if it cannot be read or is not TOML."""
     try:
-        return tomllib.loads(read_regular_text(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parse_toml(read_regular_text(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; expected a readable TOML file") from None
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pipeline.model.toml_text import parse_toml
 
 SHIPPED_NVLINK_RULES = Path(__file__).with_name("nvlink.toml")
 UNIT_CODES_CHANGED = 575
@@ -72,7 +73,7 @@ class NvlinkRules:
 @functools.cache
 def shipped_nvlink_rules() -> NvlinkRules:
     """Returns the rules of nvlink.toml."""
-    found = tomllib.loads(SHIPPED_NVLINK_RULES.read_text("utf-8"))
+    found = parse_toml(SHIPPED_NVLINK_RULES.read_text("utf-8"))
     bits = {
         (register["number"], bit): RegisterBit(rule["meaning"], rule["then"], rule["rank"], rule["repeats"])
         for register in found["register"]

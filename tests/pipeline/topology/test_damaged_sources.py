@@ -140,7 +140,7 @@ HOST = 'Ca 1 "H-00000000000000aa"  # "n1 mlx5_0"\n[1](00000000000000ab) "S-00000
         ("slurm", "BlockSizes=2 Nodes=a\n", "line 1: key 'nodes'; expected blocksizes alone"),
         ("slurm", "SwitchName=, Nodes=a\n", "line 1: no name of a switch; expected SwitchName=NAME"),
         ("toml", f"version = {HUGE}\n", "version = a number of over 64 bits; expected version = 1"),
-        ("toml", f"version = {'9' * 5000}\n", "is not TOML: Exceeds the limit .*; expected a topology.toml"),
+        ("toml", f"version = {'9' * 5000}\n", "is not TOML: a number has too many digits; expected a topology.toml"),
         ("toml", f'version = 1\n[node]\n"n1" = [{HUGE}]\n', r"\[node\] \"n1\": is a list with a int; expected a list"),
         (
             "toml",
