@@ -66,6 +66,10 @@ class RateLimit:
             self.flows_since = now
         self.refusals = 0
 
+    def end_pause(self) -> None:
+        """Ends the pause: it was about one message, since the receiver accepted another during it."""
+        self.until = 0
+
     def judge(self, now: int) -> bool:
         """Returns `blocks` as of now. It begins when nothing was accepted for REPORT_AFTER_S, and for the pause that it
         asked for, of which as much counts; a single answer of the past, after which nothing was sent, says nothing."""

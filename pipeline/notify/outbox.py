@@ -35,6 +35,7 @@ from pipeline.notify.inhibition import Inhibitor
 from pipeline.notify.missed_messages import plan_missed
 from pipeline.notify.newest_texts import Annotate, read_sent_labels, renew_texts
 from pipeline.notify.open_alerts import OpenAlertReader
+from pipeline.notify.periodic import PeriodicMessage
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.remote_silences import build_remote_silences, load_resent
 from pipeline.notify.retries import RETRY_S, Retries
@@ -46,8 +47,6 @@ from pipeline.runtime.heartbeat import Heartbeat
 log = logging.getLogger("fleetpulse.notify")
 T = TypeVar("T")
 
-WATCHDOG_INTERVAL_S = 300
-"""Interval of the Watchdog (s): twice within the 10 min after which a dead man's switch should alarm. Chosen."""
 DEAD_REPORT_S = 3600
 """Time for which a dead message is reported (s). Chosen."""
 HANG_LIMIT_S = 60.0
@@ -114,7 +113,7 @@ class Notifier:
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self.list_receivers_of = self._planner.list_routed
         self._started = clock()
-        self._periodic_due = dict.fromkeys(self.receivers, self._started)  # Watchdog, resend or health check
+        self._periodic = {name: PeriodicMessage(one.resend_s, self._started) for name, one in self.receivers.items()}
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
         self._running, self._restored = False, False
         self._wake_events = {name: threading.Event() for name in self.receivers}
@@ -269,17 +268,24 @@ class Notifier:
         if self._holding[name]:
             is_holding = self._held[name].release(self._clock())
             self._holding[name] = is_holding or self._rules.hold or name in self._undecided
+        retries = self._retries[name]
+        if health.is_down:
+            retries.end_check()
         found = self._load_probe(name) if health.is_down else self._load_due(name)
-        due = found if health.is_down else self._retries[name].choose(found)
+        due = found if health.is_down else retries.choose(found)
         if due:
             self._send_batch(name, due, ended, is_probe=health.is_down or len(due) < len(found))
         self._report_receiver(name)
         return len(due)
 
     def _load_due(self, name: str) -> list[DuePayload]:
-        """Returns the payloads that are due; none while the receiver pauses, since it limits its rate."""
-        now = self._clock()
-        return [] if self.health[name].is_paused(now) else load_due(self._store, name, now)
+        """Returns the payloads that are due; none while the receiver pauses, unless that may be about one of them."""
+        now, retries = self._clock(), self._retries[name]
+        if not self.health[name].is_paused(now):
+            retries.end_check()
+        elif not retries.is_checking:
+            return []
+        return load_due(self._store, name, now)
 
     def _send_batch(
         self, name: str, due: Sequence[DuePayload], ended: Callable[[], bool], is_probe: bool = False
@@ -329,30 +335,25 @@ class Notifier:
                 connection.execute(_ALL_DUE, [name, now])
             self._held[name].forget()
             self.health[name].move_back(now)
-            self._periodic_due[name] = min(self._periodic_due[name], now + WATCHDOG_INTERVAL_S * SECOND)
+            self._periodic[name].move_back(now)
         self._last_clock[name] = now
 
     def send_watchdog(self, name: str) -> None:
-        """Sends periodic messages: the Watchdog, all firing alerts to what needs them, or a health check.
-
-        None of these is retried: the absence of the Watchdog is the alarm.
-        """
-        now, endpoint = self._clock(), self.receivers[name]
-        if now < self._periodic_due[name] or self.health[name].is_paused(now):
+        """Sends periodic messages: the Watchdog, all firing alerts to what needs them, or a health check."""
+        now, endpoint, periodic = self._clock(), self.receivers[name], self._periodic[name]
+        if not periodic.is_due(now, self.health[name]) or (endpoint.watchdog and not self._alive()):
             return
-        if endpoint.watchdog and not self._alive():
-            return
-        self._periodic_due[name] = now + int((endpoint.resend_s or WATCHDOG_INTERVAL_S) * SECOND)
+        periodic.begin(now)
         answer = self._make_periodic_call(name, now)
         if answer is None:
             return
         self._record_result(name, answer)
         if answer.outcome == "delivered":
+            periodic.record_success(now)
             if endpoint.resend_s:
                 self.silences[name].request()
             return
-        if endpoint.resend_s:
-            self._periodic_due[name] = min(self._periodic_due[name], self.health[name].next_probe)
+        periodic.record_failure(now, self.health[name])
         what = "Watchdog" if endpoint.watchdog else "firing alerts" if endpoint.resend_s else "health check"
         log.warning("receiver %s: %s not delivered: %s", name, what, answer.text)
 
@@ -378,7 +379,7 @@ class Notifier:
             with self._store.transaction() as connection:
                 connection.execute(_ALL_DUE, [name, self._clock()])
             if self.receivers[name].resend_s:
-                self._periodic_due[name] = self._clock()  # it may have forgotten what it was sent
+                self._periodic[name].due = self._clock()  # it may have forgotten what it was sent
             log.info("receiver %s responds again", name)
         health.record_success(self._clock())
 
@@ -434,6 +435,7 @@ class Notifier:
             settled.add(Result(*about, "delivered", answer.text, now, True, answer.reference, now))
             self._refused[name].pop(payload.id, None)
             if (refused := self._retries[name].take_refused(payload.id)) is not None:
+                self.health[name].limit.end_pause()
                 self._store_refusal(name, *refused, settled)
         elif answer.limited and not probe:
             self._retries[name].count_limit(payload, answer)

@@ -23,6 +23,7 @@ class Service(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), ServiceHandler)
         self.behave: list[str] = []
+        self.retry_after = "7"
         self.received: list[tuple[str, dict[str, str], bytes, Any]] = []  # path, headers, body, answer
         self.refused: list[str] = []
         self.released = threading.Event()
@@ -83,7 +84,7 @@ class ServiceHandler(http.server.BaseHTTPRequestHandler):
         """Fails in one of the ways of BEHAVIOURS."""
         self.close_connection = True
         if how.isdecimal():
-            self.reply(int(how), "SECRET", Retry_After="7", Location=f"{self.server.url}/elsewhere")
+            self.reply(int(how), "SECRET", Retry_After=self.server.retry_after, Location=f"{self.server.url}/elsewhere")
         elif how == "half":
             self.wfile.write(b"HTTP/1.1 20")
         elif how == "text":

@@ -19,7 +19,8 @@ from pipeline.config.receivers import Notify, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.notify import outbox
-from pipeline.notify.outbox import WATCHDOG_INTERVAL_S, Notifier
+from pipeline.notify.outbox import Notifier
+from pipeline.notify.periodic import WATCHDOG_INTERVAL_S
 from pipeline.notify.retention import RETENTION_S
 from pipeline.notify.retries import RETRY_S
 from tests.pipeline.notifier_harness import START, NotifierHarness, Receiver

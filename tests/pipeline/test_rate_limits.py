@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.model.records import SECOND
 from pipeline.notify.delivery import PostResult, classify_status
-from pipeline.notify.outbox import WATCHDOG_INTERVAL_S
+from pipeline.notify.periodic import WATCHDOG_INTERVAL_S
 from pipeline.notify.receivers import build_receiver
 from pipeline.notify.sending import OrderedSender
 from tests.pipeline.notifier_harness import START, Killed, NotifierHarness, Receiver, cut_at
@@ -136,6 +136,26 @@ def test_a_limiter_that_accepts_one_message_per_30_seconds_is_not_reported(site:
     assert len(site.limiter.refused()) <= 6
 
 
+@pytest.mark.parametrize(
+    ("every", "retry_after"),
+    [(10.0, ""), pytest.param(5.0, "1", marks=pytest.mark.slow), pytest.param(29.0, "", marks=pytest.mark.slow)],
+)
+def test_a_page_waits_for_no_ticket_behind_a_limit_longer_than_its_pauses(
+    site: Site, every: float, retry_after: str
+) -> None:
+    site.limiter.every, site.limiter.retry_after = every, retry_after
+    site.open(4, "ticket")
+    site.run(1, 0.5)
+    site.open(3)
+    for number in range(8):  # tickets arrive faster than the limiter accepts messages
+        site.harness.write_change("opened", f"gpu:new{number}.0", severity="ticket", opened=site.harness.now)
+        site.run(every / 2, 0.5)
+    assert site.limiter.accepted()[1:4] == causes(3)
+    assert {attempts for _, state, attempts in site.harness.rows() if state == "delivered"} == {1}
+    in_pauses = sum(b - a < 0.1 for a, b in itertools.pairwise(site.limiter.refused()))
+    assert in_pauses <= len(site.limiter.accepted()), "one request in a pause, now and then"
+
+
 @pytest.mark.slow
 def test_a_limiter_that_accepts_too_seldom_is_reported_once_and_until_its_queue_is_empty(site: Site) -> None:
     site.limiter.every = 45.0
@@ -203,6 +223,21 @@ def test_one_message_that_is_always_limited_hides_no_other_and_is_tried_as_plann
         site.run(1, 1)
         site.harness.now += 60 * SECOND
     assert site.reports() == ["firing", "resolved"]
+
+
+@pytest.mark.parametrize(("retry_after", "first"), [("300", 301), ("20", 21), ("", 4)])
+def test_a_message_that_alone_is_limited_holds_others_for_one_long_pause_once(
+    site: Site, retry_after: str, first: int
+) -> None:
+    site.limiter.most, site.limiter.tokens, site.limiter.retry_after = 1000.0, 1000.0, retry_after
+    site.limiter.refuses["gpu:page000.0"] = 429
+    site.open(3)
+    site.run(first, 1)
+    assert site.limiter.accepted() == causes(3)[1:]
+    for number in range(20):
+        site.harness.write_change("opened", f"gpu:m{number}.0")
+        site.run(4, 1)
+        assert site.limiter.accepted()[-1] == f"gpu:m{number}.0", "the pause is about a message that is known"
 
 
 def test_several_messages_on_their_way_stop_at_the_first_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
