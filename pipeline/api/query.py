@@ -36,6 +36,7 @@ from pipeline.model.errors import OverLimit, Refused, Retryable
 from pipeline.model.records import from_iso
 from pipeline.model.signals import CLASSES
 from pipeline.store import rollups, schema
+from pipeline.store.latest import CurrentValues
 
 _ROOT = Path(__file__).parents[2]
 _ENVIRON = {
@@ -152,6 +153,7 @@ MAX_SCANS = 32
 """Scans that one query may have open (chosen: the longest documented query reads 4 tables; each takes a thread)."""
 SCAN_BYTES = 1 << 20
 """Rough size of one batch of rows on its way (chosen: larger batches were no faster, and each scan holds about two)."""
+ReadCurrent = Callable[[str, Sequence[str]], CurrentValues]
 _Scan = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 _COMPARISONS = frozenset({"=", ">", ">=", "<", "<="})
 _END_SECONDS = 0.5
@@ -159,10 +161,13 @@ _END_SECONDS = 0.5
 
 
 class TableScans:
-    """All scans of one query: read-only, plain columns of the store's tables, simple comparisons."""
+    """All scans of one query: read-only, plain columns of the store's tables, simple comparisons.
 
-    def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
-        self._cursor = cursor
+    current: the newest values, from memory; None for a store that no pipeline has open: its tables have them.
+    """
+
+    def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection], current: ReadCurrent | None = None) -> None:
+        self._cursor, self._current = cursor, current
         self._running: dict[threading.Thread, duckdb.DuckDBPyConnection] = {}
         self._schemas: dict[str, pa.Schema] = {}
         self._lock = threading.Lock()
@@ -211,8 +216,9 @@ class TableScans:
         lower_priority()
         try:
             with target, target.makefile("wb", buffering=0) as file:
+                newest = self._provide_newest(cursor, *wanted) if wanted[0] in LATEST else ""
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
-                text = build_select(self._schemas, *wanted, source=find_source(cursor, *wanted))
+                text = build_select(self._schemas, *wanted, source=find_source(cursor, *wanted, newest=newest))
                 rows = max(2048, SCAN_BYTES // (8 * columns))
                 batches = cursor.sql(text).to_arrow_reader(rows)
                 with pa.ipc.new_stream(file, batches.schema) as writer:
@@ -229,6 +235,24 @@ class TableScans:
                 del self._running[threading.current_thread()]
                 cursor.close()
 
+    def _provide_newest(
+        self, cursor: duckdb.DuckDBPyConnection, table: str, columns: Sequence[str], where: Iterable[Sequence[str]]
+    ) -> str:
+        """Returns the name of a table with the newest rows of a class: those in memory, if a pipeline has them.
+
+        The devices in memory are durable, so a transaction that begins afterwards knows them.
+        """
+        if self._current is None:
+            return _quoted(table)
+        schema_ = self._schemas[table]
+        names = dict.fromkeys([*columns, *(term[0] for term in where)])
+        types = pa.schema([schema_.field(name) for name in names if name not in ("time", "entity")])
+        rows = self._current(table.removeprefix("latest_"), types.names).as_table(types)
+        cursor.register(_NEWEST, rows)
+        return _NEWEST
+
+
+_NEWEST = "newest_rows"
 
 _ARROW = {
     "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", "UTC"),
@@ -282,16 +306,20 @@ def build_select(
 
 
 def find_source(
-    cursor: duckdb.DuckDBPyConnection, table: str, columns: Sequence[str], where: Iterable[Sequence[str]]
+    cursor: duckdb.DuckDBPyConnection,
+    table: str,
+    columns: Sequence[str],
+    where: Iterable[Sequence[str]],
+    newest: str = "",
 ) -> str:
     """Returns SQL after FROM for the scan of a checked table: of a class only the sealed files of the time asked for.
 
-    Run it in the transaction of the scan.
+    Run it in the transaction of the scan. newest: the table with the rows of one of LATEST.
     """
     start, end = find_time_range(where)
     needed = dict.fromkeys([*columns, *(term[0] for term in where)])
     if table in LATEST:
-        return f"({schema.select_latest(table.removeprefix('latest_'), needed)})"
+        return f"({schema.select_latest(table.removeprefix('latest_'), needed, newest)})"
     if table in rollups.VIEWS:
         return f"({rollups.select_view(cursor, table, needed, start, end)})"
     return f"({schema.select_class(cursor, table, needed, start, end)})" if table in CLASSES else _quoted(table)
@@ -356,8 +384,11 @@ class _RunningQuery:
 class QueryRunner:
     """Runs the SQL of API callers within the limits. `close` ends running queries and rejects new ones."""
 
-    def __init__(self, cursor: Callable[[], duckdb.DuckDBPyConnection], api: Api) -> None:
-        self._cursor, self._api, self._host = cursor, api, QueryHost()
+    def __init__(
+        self, cursor: Callable[[], duckdb.DuckDBPyConnection], api: Api, current: ReadCurrent | None = None
+    ) -> None:
+        """current: see `TableScans`."""
+        self._cursor, self._current, self._api, self._host = cursor, current, api, QueryHost()
         self._slots = threading.BoundedSemaphore(api.sql_queries)
         self._closed = threading.Event()
         self._running: set[Channel] = set()
@@ -371,7 +402,7 @@ class QueryRunner:
             raise Retryable(
                 f"{self._api.sql_queries} queries are running, the maximum; retry when one has ended", after_s=1.0
             )
-        running = _RunningQuery(TableScans(self._cursor), time.monotonic() + self._api.sql_seconds)
+        running = _RunningQuery(TableScans(self._cursor, self._current), time.monotonic() + self._api.sql_seconds)
         try:
             threading.Thread(target=self._work, args=(running, query, arrow), name="query", daemon=True).start()
         except BaseException:

@@ -36,7 +36,7 @@ class ApiContext:
     def __init__(self, backend: Backend, config: Config, now: Callable[[], int]) -> None:
         self.backend, self.config, self.now = backend, config, now
         self.topology_copy = TopologyCopy(backend.topology)
-        self.queries = QueryRunner(backend.cursor, config.api)
+        self.queries = QueryRunner(backend.cursor, config.api, backend.read_current)
         self.reads = StoreReads(backend.cursor, config.api.sql_seconds)
         self.names = FleetNames()
         self.groups, self.places = FleetGroups(), NodePlaces(self.names)

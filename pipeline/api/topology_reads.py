@@ -11,6 +11,7 @@ import duckdb
 
 from pipeline.model.records import iso
 from pipeline.model.topology import WORK, Topology, kind_of
+from pipeline.store.latest import CurrentValues
 from pipeline.store.topology_lines import (
     Line,
     has_changed_since,
@@ -24,6 +25,7 @@ MOST_NAMED = 1_000
 """Most cables of an answer, and names of children. Chosen: a switch has up to 256 ports, a rack up to 72 GPUs."""
 SHOWN = 100
 """Names of the children of a kind. Chosen: what a page shows; the view `topology` has all."""
+PORT_COLUMNS = ("state", "speed")
 _HOLDS_RANKS = frozenset({"gpu", "node", "rank", "stage", "job"})
 _MODULE = ("module_vendor", "module_part", "module_serial", "module_type")
 """Attributes of a port that describe its optics (agents/collectors/nic/ethtool.py)."""
@@ -132,8 +134,13 @@ def _parse_facts(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def describe_links(cursor: duckdb.DuckDBPyConnection, entity: str, now: int) -> list[dict[str, Any]]:
-    """The cables of a port, or of the ports below a node or switch; a port without a known far end is listed too."""
+def describe_links(
+    cursor: duckdb.DuckDBPyConnection, entity: str, now: int, nics: CurrentValues
+) -> list[dict[str, Any]]:
+    """The cables of a port, or of the ports below a node or switch; a port without a known far end is listed too.
+
+    nics: the newest values of PORT_COLUMNS.
+    """
     ports = [entity]
     if kind_of(entity) != "port":
         ports = sorted({x.entity for x in read_lines(cursor, [entity], now, below=True) if kind_of(x.entity) == "port"})
@@ -142,7 +149,7 @@ def describe_links(cursor: duckdb.DuckDBPyConnection, entity: str, now: int) -> 
     for near, far, source, facts in read_links(cursor, ports, now):
         if near not in pairs or pairs[near][1] == "agents":
             pairs[near] = far, source, facts
-    ends = _read_ends(cursor, sorted({*ports, *(far for far, _, _ in pairs.values())}), now)
+    ends = _read_ends(cursor, sorted({*ports, *(far for far, _, _ in pairs.values())}), now, nics)
     return [
         {
             "near": ends[port],
@@ -162,21 +169,22 @@ def _own_ports(cursor: duckdb.DuckDBPyConnection, entity: str, ports: list[str],
     return [port for port in ports if port not in on_nodes] or ports
 
 
-def _read_ends(cursor: duckdb.DuckDBPyConnection, ports: list[str], now: int) -> Mapping[str, dict[str, Any]]:
+def _read_ends(
+    cursor: duckdb.DuckDBPyConnection, ports: list[str], now: int, nics: CurrentValues
+) -> Mapping[str, dict[str, Any]]:
     """The known facts of ports, in the form of `LinkEnd`."""
     rows = cursor.execute(
-        """SELECT p.port, l.state, l.speed, epoch_us(l.time), e.attributes
-           FROM (SELECT unnest($1::VARCHAR[]) AS port) p
-           LEFT JOIN device d ON d.class = 'nic' AND d.entity = p.port LEFT JOIN latest_nic l ON l.device = d.id
-           LEFT JOIN entity e ON e.entity = p.port""",
+        """SELECT p.port, d.id, e.attributes FROM (SELECT unnest($1::VARCHAR[]) AS port) p
+           LEFT JOIN device d ON d.class = 'nic' AND d.entity = p.port LEFT JOIN entity e ON e.entity = p.port""",
         [ports],
     ).fetchall()
     owners: dict[str, str] = {}
     for line in read_lines(cursor, ports, now):
         owners.setdefault(line.entity, line.parent)
     ends = {}
-    for port, state, speed, seen, attributes in rows:
+    for port, device, attributes in rows:
         facts = _parse_facts(attributes or "{}")
+        state, speed, seen = nics.of_device(device, PORT_COLUMNS)
         ends[port] = {
             "port": port,
             "device": owners.get(port),

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from pipeline.api.models import Strict, Time
 from pipeline.api.service import get_context, json_response, parse_time
-from pipeline.api.topology_reads import MOST_NAMED, describe_links, describe_topology, list_places
+from pipeline.api.topology_reads import MOST_NAMED, PORT_COLUMNS, describe_links, describe_topology, list_places
 from pipeline.model.records import iso
 from pipeline.store.job_membership import Membership, find_memberships
 
@@ -156,5 +156,6 @@ def links_of(request: Request, entity: Entity) -> Response:
     """Both ends of the cables of a port, a node or a switch."""
     service = get_context(request)
     now = service.now()
-    found = service.reads.run(lambda cursor: describe_links(cursor, entity, now))
+    nics = service.backend.read_current("nic", PORT_COLUMNS)
+    found = service.reads.run(lambda cursor: describe_links(cursor, entity, now, nics))
     return json_response({"entity": entity, "links": found[:MOST_NAMED], "truncated": len(found) > MOST_NAMED})

@@ -109,7 +109,7 @@ class Engine:
         self._impact_rows = ImpactWriter(self.impact)
         self.progress = EngineProgress()
         self.faults = self.unjudged = self._budget_reviewed = self.revision = 0  # revision: of stored incidents
-        self._last_seen, self._ready_instants = LastSeen(), deque[Instant]()
+        self._last_seen, self._ready_instants, self._stored_states = LastSeen(), deque[Instant](), dict[str, str]()
         self._restore()
         self._pending, self._desk_state = PendingResults(self.progress.judged), self.desk.snapshot()
         for device_class in CLASSES:
@@ -287,7 +287,7 @@ class Engine:
                 payloads = self._write_changes(connection, done.findings, changes, done.end)
                 state = self.desk.snapshot()
                 ledger.save_snapshot(connection, "desk", done.end, state)
-                ledger.save_snapshot(connection, "unheard", done.end, self.finding_filter.held.snapshot())
+                self._save_changed(connection, "unheard", done.end, self.finding_filter.held.snapshot())
                 if name:
                     ledger.save_snapshot(connection, "judge", done.end, name)
                     calibrations.keep_calibration(connection, done.end, CALIBRATION_EVERY, self.judge.calibration)
@@ -309,6 +309,7 @@ class Engine:
         except BaseException:
             self.life.restore_state(before)
             self.impact.restore_state(impact)
+            self._stored_states.clear()
             raise
 
     def _write_changes(
@@ -320,8 +321,14 @@ class Engine:
         payloads = self._enqueue(changes, self.clock())
         ledger.write_changes(connection, findings, changes, payloads, time)
         self._impact_rows.write(connection, self.clock())
-        ledger.save_snapshot(connection, "life", self.clock(), encode_pages(self.life.pages))
+        self._save_changed(connection, "life", self.clock(), encode_pages(self.life.pages))
         return payloads
+
+    def _save_changed(self, connection: duckdb.DuckDBPyConnection, key: str, time: int, state: str) -> None:
+        """Stores a state whose time does not matter, unless the store has it; within `_changing_life`."""
+        if self._stored_states.get(key) != state:
+            ledger.save_snapshot(connection, key, time, state)
+            self._stored_states[key] = state
 
     def advance_life(self) -> list[Change]:
         """Makes the changes that are due by the clock: see `LifeBook.advance`. Cheap if nothing is."""
@@ -377,7 +384,8 @@ class Engine:
                     also(connection, made)
                     write_audit(connection, audit, self.clock())
                     after, held = self.desk.snapshot(), self.finding_filter.held.snapshot()
-                    for key, state in {"desk": after, "unheard": held, **states}.items():
+                    self._save_changed(connection, "unheard", self.progress.judged, held)
+                    for key, state in {"desk": after, **states}.items():
                         ledger.save_snapshot(connection, key, self.progress.judged, state)
             except BaseException:
                 self.desk.restore(before)

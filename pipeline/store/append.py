@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -12,17 +14,55 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 TIME = pa.timestamp("us", "UTC")
-_INCOMING = "incoming_columns"
 NEVER = -(1 << 62)
 """A time before all others: no frame is closed."""
+
+
+@dataclass(slots=True)
+class Source:
+    """Rows that DuckDB reads under a registered name; each statement reads the present `table`."""
+
+    table: pa.Table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+_SOURCES: weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, dict[str, Source]] = weakref.WeakKeyDictionary()
+"""Registered sources of each connection by name, without rows between statements."""
 
 
 def insert_columns(
     connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, Any] | pa.Table, conflict: str = ""
 ) -> None:
     """Inserts columns of equal length by name (Arrow arrays or sequences). `conflict` is appended to the statement."""
-    with register_columns(connection, _INCOMING, columns):
-        connection.execute(f'INSERT INTO "{table}" BY NAME SELECT * FROM {_INCOMING} {conflict}')
+    name = f"rows_of_{table}"
+    with provide_columns(connection, name, columns):
+        connection.execute(f'INSERT INTO "{table}" BY NAME SELECT * FROM "{name}" {conflict}')
+
+
+@contextlib.contextmanager
+def provide_columns(
+    connection: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, Any] | pa.Table
+) -> Iterator[None]:
+    """Makes columns available as a table `name` within the block, under a name that stays registered: to register it
+    and to remove it costs as much as a small insert. After a ROLLBACK `forget_sources` is due."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
+    known = _SOURCES.setdefault(connection, {})
+    source = known.get(name)
+    if source is None or source.table.schema != table.schema:
+        connection.register(name, source := Source(table))
+        known[name] = source
+    source.table = table
+    try:
+        yield
+    finally:
+        source.table = table.slice(0, 0)
+
+
+def forget_sources(connection: duckdb.DuckDBPyConnection) -> None:
+    """Forgets what `provide_columns` registered: a transaction that is rolled back takes the names with it."""
+    _SOURCES.pop(connection, None)
 
 
 @contextlib.contextmanager

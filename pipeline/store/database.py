@@ -46,6 +46,7 @@ from pipeline.runtime import private_files
 from pipeline.runtime.guides import guide
 from pipeline.runtime.long_start import LongStart
 from pipeline.store import backup, history_files, schema
+from pipeline.store.append import forget_sources
 from pipeline.store.migration_backup import back_up_before_migration, migration_backup
 
 log = logging.getLogger("fleetpulse.store")
@@ -275,6 +276,7 @@ class Database:
             except BaseException as error:
                 if isinstance(error, duckdb.FatalException):
                     self.broken = str(error)
+                forget_sources(self.connection)
                 # after a failed COMMIT the transaction has ended, and ROLLBACK fails
                 with contextlib.suppress(duckdb.Error):
                     self.connection.execute("ROLLBACK")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
@@ -19,7 +18,7 @@ from pipeline.model.errors import WireError
 from pipeline.model.records import Rows
 from pipeline.model.signals import CLASSES, Signal, column_of
 from pipeline.store import schema
-from pipeline.store.append import NEVER, to_nullable, to_timestamps
+from pipeline.store.append import NEVER, Source, to_nullable, to_timestamps
 
 MAX_TABLES = 16
 """Narrow tables per class. Chosen: three intervals of five products; a query of the class reads all of them."""
@@ -28,16 +27,6 @@ _SHARE, _SPARE = 1.5, 8
 _PLACED = 4096  # cached sets of signals; chosen: as many as shapes of messages
 _MAX_SOURCES = 256  # registered sources, each without rows between commits; chosen: ten classes of 16 tables
 _TYPE_OF_SQL = {sql: code for code, sql in schema.SQL_TYPES.items()}
-
-
-@dataclass(slots=True)
-class _Source:
-    """Rows that DuckDB reads under a registered name; each statement reads the present `table`."""
-
-    table: pa.Table
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.table.__arrow_c_stream__(requested_schema)
 
 
 class HotTables:
@@ -55,7 +44,7 @@ class HotTables:
         self._narrow: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)
         self._placed: dict[tuple[object, ...], str] = {}
         self._changed = False
-        self._sources: dict[tuple[str, pa.Schema], tuple[str, _Source]] = {}
+        self._sources: dict[tuple[str, pa.Schema], tuple[str, Source]] = {}
         found: defaultdict[str, dict[str, str]] = defaultdict(dict)
         rows = connection.execute(
             """SELECT table_name, column_name, data_type FROM duckdb_columns()
@@ -103,7 +92,7 @@ class HotTables:
             if len(self._sources) >= _MAX_SOURCES:
                 _, (name, _) = self._sources.popitem()
                 connection.unregister(name)
-            name, source = f"incoming_{len(self._sources)}", _Source(rows)
+            name, source = f"incoming_{len(self._sources)}", Source(rows)
             connection.register(name, source)
             self._sources[key] = name, source
         name, source = self._sources[key]

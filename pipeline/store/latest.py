@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from pipeline.model.records import SECOND, Rows
 from pipeline.model.signals import CLASSES, column_of
 from pipeline.store import schema
-from pipeline.store.append import insert_columns, register_columns, to_nullable, to_timestamps
+from pipeline.store.append import insert_columns, provide_columns, to_nullable, to_timestamps
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.retention import clamp_latest
 
-WRITE_EVERY = 10 * SECOND
-"""Minimum time between two writes (us); chosen: a frame, and a sixth of the silence timeout."""
+WRITE_EVERY = 60 * SECOND
+"""Minimum time between two writes (us); chosen: half of what a start evaluates again anyway. A write costs 0.1 s of CPU
+for 8 nodes, and readers of a running pipeline get what is in memory."""
 _SINCE = "latest_since"
 _UNKNOWN = np.iinfo(np.int64).min
 _MAX_SETS = 64  # sets of signals whose times are kept per class; chosen: four times the hot tables
@@ -52,6 +53,23 @@ class CurrentValues:
     times: dict[str, NDArray[np.int64]]
     time: NDArray[np.int64]
     slot: NDArray[np.int32]
+
+    def of_device(self, device: int | None, columns: Sequence[str]) -> tuple[Any, ...]:
+        """The values of these columns of a device, then the time of its newest row; None where there is none."""
+        if device is None or device >= len(self.slot) or self.slot[device] < 0:
+            return (*(None for _ in columns), None)
+        values = (to_nullable(self.values[c][[device]])[0].as_py() if c in self.values else None for c in columns)
+        return (*values, int(self.time[device]))
+
+    def as_table(self, types: pa.Schema) -> pa.Table:
+        """The columns `device` (its id), `time` and those of `types`, as `latest_CLASS` has them."""
+        at = np.flatnonzero(self.slot >= 0)
+        columns = {"device": pa.array(at.astype(np.int32)), "time": to_timestamps(self.time[at])}
+        for field_ in types:
+            if field_.name not in columns:
+                found = self.values.get(field_.name)
+                columns[field_.name] = pa.nulls(len(at), field_.type) if found is None else to_nullable(found[at])
+        return pa.table(columns)
 
 
 @dataclass(slots=True)
@@ -249,9 +267,11 @@ def _write_class(connection: duckdb.DuckDBPyConnection, table: str, known: _Newe
     if len(new := np.flatnonzero(known.dirty & ~known.stored)):
         insert_columns(connection, table, _to_arrow(known, new))
     if len(old := np.flatnonzero(known.dirty & known.stored)):
-        with register_columns(connection, "newest_rows", _to_arrow(known, old)):
+        with provide_columns(connection, f"newest_of_{table}", _to_arrow(known, old)):
             renew = ", ".join(f'"{name}" = n."{name}"' for name in names)
-            connection.execute(f'UPDATE "{table}" SET {renew} FROM newest_rows n WHERE n.device = "{table}".device')
+            connection.execute(
+                f'UPDATE "{table}" SET {renew} FROM "newest_of_{table}" n WHERE n.device = "{table}".device'
+            )
 
 
 def _to_arrow(known: _Newest, device: NDArray[np.intp]) -> pa.Table:

@@ -373,12 +373,10 @@ def select_class(
     return f"{hot} UNION ALL {history_files.select_files(folder, files, {c: types[c] for c in names})}"
 
 
-def select_latest(device_class: str, columns: Iterable[str]) -> str:
-    """SQL for columns of the newest row of each device of a class, with `entity` instead of its id."""
+def select_latest(device_class: str, columns: Iterable[str], rows: str) -> str:
+    """SQL for columns of the newest row of each device of a class, with `entity` instead of its id. rows: a table."""
     names = ", ".join('d.entity AS "entity"' if c == "entity" else f'l."{c}"' for c in columns)
-    return (
-        f"SELECT {names} FROM latest_{device_class} l JOIN device d ON d.id = l.device AND d.class = '{device_class}'"
-    )
+    return f"SELECT {names} FROM {rows} l JOIN device d ON d.id = l.device AND d.class = '{device_class}'"
 
 
 def class_types(connection: duckdb.DuckDBPyConnection, device_class: str) -> dict[str, str]:

@@ -220,6 +220,10 @@ class _Consumer(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no ty
             self._fetcher._next_partition_records = None
         return super().poll(*given, **more)
 
+    def hold_requests(self, milliseconds: int) -> None:
+        """Sets how long a broker holds the next fetch requests without data: `fetch_max_wait_ms`."""
+        self._fetcher.config["fetch_max_wait_ms"] = milliseconds
+
     def read_records(self, reader: Callable[..., Any]) -> None:
         """Lets `reader` read fetched records, which takes and has what `Fetcher.PartitionRecords` takes and has."""
         self._fetcher.PartitionRecords = reader

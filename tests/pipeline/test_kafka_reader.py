@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +12,7 @@ from pipeline.model.errors import GapError, Retryable
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import Partition, broker_watch, topics
 from pipeline.transport.broker_watch import BrokerWatch
-from pipeline.transport.kafka import KafkaTransport
+from pipeline.transport.kafka import HELD_MS, LONG_POLL_MS, KafkaTransport
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import make_topics, untidy_refusals, write
 from tests.pipeline.kafka_pipeline import wait_until
@@ -68,6 +69,27 @@ def test_the_reader_joins_no_consumer_group(kafka: Address) -> None:
     assert transport._consumer.config["group_id"] is None
     assert not transport._consumer.config["enable_auto_commit"]
     transport.close()
+
+
+def test_a_request_of_an_idle_reader_is_held_longer_and_a_record_ends_it(kafka: Address) -> None:
+    """So the loop may pause: the record is here after it, and no partition waits behind one without records."""
+    transport = KafkaTransport(make_topics(kafka))
+    wait_until(transport.partitions, PATIENCE_S, "the first answer")
+    held = transport._consumer._fetcher.config
+    assert held["fetch_max_wait_ms"] == LONG_POLL_MS
+    wait_until(lambda: read_once(transport) == [] and held["fetch_max_wait_ms"] == HELD_MS, PATIENCE_S, "idle")
+    write(kafka, TELEMETRY, [b"a"])
+    wait_until(lambda: read_once(transport) == [b"a"], PATIENCE_S, "the record")
+    transport.close()
+
+
+def read_once(transport: KafkaTransport) -> list[bytes]:
+    """Returns the values of telemetry.v1 that one pass over all partitions gives, from their start."""
+    found = []
+    for partition in transport.partitions():
+        with suppress(Retryable):
+            found += [message.value for message in transport.read(partition, 0, 64, 20_000)]
+    return found
 
 
 @pytest.mark.slow

@@ -385,6 +385,18 @@ def site_rows(service, query):
     return service.database.connection.execute(query).fetchall()[0][0]
 
 
+def test_the_file_of_a_stopped_pipeline_has_the_newest_row_of_each_device(site, service):
+    service.start_engine()
+    newest = "SELECT epoch_us(max(time)) FROM latest_gpu"
+    for time_ in (T0, T0 + SECOND):
+        site.send("n1", time_)
+        drain(service)
+    assert site_rows(service, newest) == T0  # the next write is due after a while
+    service.close()
+    with duckdb.connect(str(service.config.store.path), read_only=True) as stopped:
+        assert stopped.execute(newest).fetchall() == [(T0 + SECOND,)]
+
+
 @pytest.mark.slow
 def test_a_restart_keeps_the_silent_nodes(site, service):
     service.start_engine()

@@ -15,6 +15,7 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 from pipeline.store import retention, schema
+from pipeline.store.append import insert_columns
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
@@ -55,6 +56,17 @@ def test_a_failed_transaction_leaves_nothing_behind(database):
     with database.transaction() as connection:
         connection.execute("INSERT INTO meta VALUES ('a', '3')")
     assert database.connection.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [("3",)]
+
+
+def test_rows_are_inserted_under_a_name_that_stays_registered_also_after_a_rollback(database):
+    key = {"key": ["a"], "value": ["1"]}
+    for undone in (True, False, False):
+        with contextlib.suppress(RuntimeError), database.transaction() as connection:
+            insert_columns(connection, "meta", key, "ON CONFLICT (key) DO UPDATE SET value = excluded.value")
+            assert connection.execute("SELECT count(*) FROM rows_of_meta").fetchall() == [(0,)]  # it keeps no rows
+            if undone:
+                raise RuntimeError
+    assert database.connection.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [("1",)]
 
 
 def test_a_caught_error_inside_a_transaction_is_not_a_silent_loss(database):

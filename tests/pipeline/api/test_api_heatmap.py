@@ -18,7 +18,7 @@ from pipeline.api.history import Span
 from pipeline.api.map_before import _read_slots
 from pipeline.api.store_reads import NICENESS, StoreReads
 from pipeline.model.errors import OverLimit, Retryable, UsageError
-from pipeline.model.records import SECOND, iso
+from pipeline.model.records import SECOND, Rows, iso
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from pipeline.store.history_files import STEPS
@@ -234,6 +234,18 @@ def test_sql_reads_the_newest_row_of_each_device(client: httpx.Client) -> None:
     assert answer["rows"] == [["gpu:n1.0", 1000], ["gpu:n1.1", 1100]]
     every = client.post("/api/v1/sql", json={"query": "SELECT * FROM latest_gpu"}).json()
     assert (every["columns"][:2], len(every["rows"])) == (["time", "entity"], 6)
+
+
+@pytest.mark.slow
+def test_sql_reads_the_newest_rows_from_memory_before_they_are_written(
+    client: httpx.Client, backend: StoreBackend, now: int
+) -> None:
+    rows = Rows("gpu", np.array([now]), np.array([0], np.int32), {"gpu.sm_clock": np.array([1234], np.uint16)})
+    backend.latest.commit([rows])
+    query = "SELECT sm_clock, temperature FROM latest_gpu WHERE entity = 'gpu:n1.0'"
+    assert client.post("/api/v1/sql", json={"query": query}).json()["rows"] == [[1234, None]]
+    stored = backend.database.connection.execute("SELECT sm_clock FROM latest_gpu WHERE device = 0").fetchall()
+    assert stored == [(1000,)]
 
 
 def test_a_series_of_very_many_rows_reads_fewer_peers(store, monkeypatch):
