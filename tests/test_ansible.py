@@ -245,7 +245,7 @@ class Sections:
 
 @pytest.mark.ansible
 def test_sections_that_a_person_wrote_stay_unless_the_inventory_has_some(tmp_path: Path) -> None:
-    """The default, none, emptied the file that the guide tells people to write, without a copy of it."""
+    """The default, none, emptied the file that the guide asks people to write, without a copy of it."""
     host, own = Sections(tmp_path), "[api]\nsql_rows = 7\n"
     host.drop_in.write_text(own)
     assert host.run("", "")[0] == 0

@@ -19,7 +19,7 @@ ELF = b"\x7fELF\x02"
 
 
 def install(site: Path, name: str, files: dict[str, bytes], bills: dict[str, Any] | None = None) -> None:
-    """Writes a wheel as pip leaves it; bills: files of its own bills of materials."""
+    """Writes a wheel as pip leaves it; bills: files of its bills of materials."""
     info = f"{name}-1.0.dist-info"
     files = {**files, f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()}
     files |= {
@@ -33,7 +33,7 @@ def install(site: Path, name: str, files: dict[str, bytes], bills: dict[str, Any
 
 
 def write_bill(folder: Path) -> tuple[dict[str, Any], str]:
-    """Returns the bill of an environment and what was said on stderr."""
+    """Returns the bill of an environment and its stderr."""
     words = [sys.executable, ROOT / "deploy/packages/sbom.py", folder, "0.2.0"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return json.loads(done.stdout), done.stderr

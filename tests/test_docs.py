@@ -224,7 +224,7 @@ def frame(number: int, values: list[float]) -> Frame:
 
 
 def test_the_upgrade_page_checks_the_configuration_with_each_form_of_the_new_version_before_a_restart() -> None:
-    """What it refuses would end the services that the package starts anew."""
+    """What it refuses would end the services that the package restarts."""
     text = (ROOT / "docs" / "upgrade.md").read_text()
     assert 0 < text.index("config check` of the new version") < text.index("`dpkg -i fleetpulse-server_*.deb`")
     section = text.partition("## The configuration first")[2].partition("\n## ")[0]
@@ -320,7 +320,7 @@ def test_the_examples_of_exporters_names_are_in_the_mappings() -> None:
 
 
 def test_what_leaves_a_node_names_whatever_identifies_people_and_processes() -> None:
-    """For who judges privacy: keys of events' data that say who or what ran, each with the word that stands for it."""
+    """For who judges privacy: keys of events' data that say who or what ran, each with the word that names it."""
     section = (ROOT / "docs/security.md").read_text().partition("## What leaves a node")[2].partition("\n## ")[0]
     words = {"user": "user", "namespace": "namespace", "pid": "ids of processes", "pids": "ids of processes"}
     words |= {"comm": "id and name of one that hangs", "process": "an XID names", "text": "with their text"}

@@ -196,7 +196,7 @@ def imported(path: Path) -> set[str]:
 
 
 def runs_at_load(statement: ast.AST) -> bool:
-    """Returns whether what is inside a statement runs when its file is loaded: not in functions or for types alone."""
+    """Returns whether the inside of a statement runs when its file is loaded: not in functions or for types alone."""
     if isinstance(statement, ast.If):
         return "TYPE_CHECKING" not in ast.unparse(statement.test)
     return not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))

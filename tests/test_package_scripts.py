@@ -24,7 +24,7 @@ OF_SERVER = ("etc/systemd/system/fleetpulse-pipeline.service.d/a", "var/cache/fl
 
 
 class Host:
-    """A folder into which packages are installed. A systemctl that only writes down its words stands for systemd."""
+    """A folder into which packages are installed. A systemctl that only writes down its words replaces systemd."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.folder = folder / "root", folder

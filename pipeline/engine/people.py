@@ -20,7 +20,7 @@ import duckdb
 from pipeline.engine.engine import Engine
 from pipeline.incidents import calibrations, ledger, wrong_pages
 from pipeline.incidents.arrivals import LiveDesk
-from pipeline.incidents.audit import AuditEntry, Outcome, write_audit
+from pipeline.incidents.audit import AuditEntry, Outcome, describe_incident, write_audit
 from pipeline.incidents.cases import NoSuchIncident
 from pipeline.incidents.changes import Change, ChangeKind
 from pipeline.incidents.matchers import Matcher, parse_matchers
@@ -269,8 +269,8 @@ class People:
 
             def write(connection: duckdb.DuckDBPyConnection, made: Sequence[Change]) -> None:
                 also(connection, made)
-                facts = None if before is None else describe(before)
-                entry = AuditEntry(user, action, incident, comment, "done", facts, describe(made[0].incident))
+                facts = None if before is None else describe_incident(before)
+                entry = AuditEntry(user, action, incident, comment, "done", facts, describe_incident(made[0].incident))
                 write_audit(connection, [entry], engine.clock())
 
             return engine.apply(change, events, also=write)[0].incident
@@ -493,8 +493,3 @@ class People:
         entry = AuditEntry(user, action, target, reason, outcome, id=id_)
         with self.engine.database.transaction() as connection:
             write_audit(connection, [entry], self.engine.clock())
-
-
-def describe(incident: Incident) -> Mapping[str, Any]:
-    """Returns what the audit keeps of an incident: its state and life."""
-    return {"state": incident.state, "severity": incident.severity, **incident.life.as_json()}

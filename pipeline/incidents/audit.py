@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.model.records import Caller, iso, to_json
+from pipeline.model.records import Caller, Incident, iso, to_json
 
 Outcome = Literal["done", "refused"]
 MAX_TEXT = 4000
@@ -39,6 +39,11 @@ class AuditEntry:
 
 
 _COLUMNS = ("number", "time", "actor", "role", "origin", "action", "target", "reason", "outcome", "before", "after")
+
+
+def describe_incident(incident: Incident) -> Mapping[str, Any]:
+    """Returns what a row keeps of an incident before and after a change: its state and life."""
+    return {"state": incident.state, "severity": incident.severity, **incident.life.as_json()}
 
 
 def write_audit(connection: duckdb.DuckDBPyConnection, entries: Sequence[AuditEntry], time: int) -> None:

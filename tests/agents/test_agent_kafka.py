@@ -131,7 +131,7 @@ def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_
         own_broker.thaw()
     assert sum("kafka:" in line for line in lines) == 1, lines
     # beside other tests: the disk of a busy machine may be slow for a while, also for the last messages, and jobs of a
-    # real Slurm start and end; the number of GPUs is told at each start
+    # real Slurm start and end; the number of GPUs is given at each start
     slow_disk = (" disk: ", " spool: disk does not respond")
     known = (" collector ", " agent: ", " kafka: ", " gpu_count ", " job_start ", " job_end ", *slow_disk)
     assert all(any(word in line for word in known) for line in lines), "".join(lines)

@@ -103,7 +103,7 @@ def test_fewer_gpus_than_configured_are_reported_at_the_first_read(tmp_path: Pat
 def test_the_first_read_reports_the_count_so_that_a_corrected_expectation_ends_a_page(
     expected: int, present: int, tmp_path: Path
 ) -> None:
-    """A page of 0 of 8 GPUs stayed open when the expectation was removed: the collector had started anew."""
+    """A page of 0 of 8 GPUs stayed open when the expectation was removed: the collector had restarted."""
     bus = Bus(tmp_path, gpus_expected=expected)
     for number in range(present):
         bus.put(f"0000:{number:02x}:00.0", "0x10de", "0x030200", "nvidia")

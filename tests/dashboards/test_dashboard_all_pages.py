@@ -59,7 +59,7 @@ FORMS = {
     "silences": ("New silence", "New maintenance window", "Edit", "Extend", "End"),
     "acts-list": ("Propose an act",),
 }
-"""Forms in popovers, which Streamlit draws beside its app: what is set on the app alone does not reach them."""
+"""Forms in popovers, which Streamlit draws beside its app: a style set on the app alone does not reach them."""
 OPERATED = f"""
 from dashboards import identity
 identity.current = lambda: identity.Person("ann@example.org", "operator")

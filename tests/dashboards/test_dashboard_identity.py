@@ -158,7 +158,7 @@ def jwt_until(expires: Any) -> str:
 
 
 ODD = ("soon", True, -1, 10**400, float("inf"), float("nan"))
-"""What is no time of an expiry; Python's JSON has the last two."""
+"""A value that is no time of expiry; Python's JSON has the last two."""
 REFUSED = (401, {"error": "invalid_token", "error_description": "Token verification failed"})
 """What Keycloak answers for an expired token as for a revoked one."""
 

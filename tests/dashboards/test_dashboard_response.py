@@ -114,7 +114,7 @@ def test_each_form_reaches_the_api(
 
 
 def shown_in_popover(test: AppTest) -> str:
-    """Returns the markup in popovers: what is below an open one is not seen."""
+    """Returns the markup in popovers: the part below an open one is not seen."""
 
     def read(block: Any, inside: bool) -> Iterator[str]:
         for child in block.children.values():

@@ -19,7 +19,7 @@ MENU = "[data-testid=stTopNavPopover]"
 
 
 def click_beside(page: Any) -> None:
-    """Clicks a page that stands in the header."""
+    """Clicks a page named in the header."""
     page.locator("[data-testid=stTopNavLink]").get_by_text("Handover").click()
 
 

@@ -100,7 +100,7 @@ EXAMPLES = {
     "a receiver is removed, a person takes its page, and the receiver returns": World(
         ALONE, 20, (OPEN_A, WAIT, use(Setting(removed=("pager",))), ("acknowledge", A, None), WAIT)
     ),
-    "a receiver fails, another one is removed that was told so, and both return": World(
+    "a receiver fails, another one is removed that got the notice, and both return": World(
         ALONE, 20, (("away", "hook", "error"), OPEN_A, WAIT, use(Setting(removed=("desk",))), ("back", "hook"), WAIT)
     ),
     "a person takes a page, it is silenced for a while, then its severity falls": World(

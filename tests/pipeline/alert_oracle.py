@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pipeline.incidents.changes import Change
 from pipeline.model.records import SECOND
-from tests.pipeline.alert_receivers import Heard, Inbox, PagerDutyView, Shown, WebhookView, freeze
+from tests.pipeline.alert_receivers import Inbox, PagerDutyView, Received, Shown, WebhookView, freeze
 from tests.pipeline.alert_settings import NAMES, Setting, seconds
 from tests.pipeline.alert_site import WorldSite
 from tests.pipeline.alert_truth import HOLDS, NEVER, Truth
@@ -60,7 +60,7 @@ class Owed:
 
 
 class Oracle:
-    """Judges one world. act: number of the act that runs.   heard: lines of a trace."""
+    """Judges one world. act: number of the act that runs.   received: lines of a trace."""
 
     def __init__(self, site: WorldSite, inboxes: Mapping[str, Inbox]) -> None:
         self.site, self.inboxes, self.act = site, inboxes, 0
@@ -125,9 +125,9 @@ class Oracle:
         self.truth.now = self.site.now
         for name, inbox in self.inboxes.items():
             for key, body in inbox.read():
-                heard = self.views[name].hear(key, body)
-                if heard is not None:
-                    self._hear(name, heard)
+                received = self.views[name].receive(key, body)
+                if received is not None:
+                    self._receive(name, received)
             for text in inbox.refused:
                 self.report("refused by the receiver", name, "", text, "a valid request")
             inbox.refused.clear()
@@ -147,40 +147,40 @@ class Oracle:
 
     # --- one message ----------------------------------------------------------------------------------
 
-    def _hear(self, name: str, heard: Heard) -> None:
-        alerts = [*heard.firing, *heard.resolved]
+    def _receive(self, name: str, received: Received) -> None:
+        alerts = [*received.firing, *received.resolved]
         if any(labels["incident"] == "watchdog" for labels in alerts):
             return
         self.truth.step += 1
-        said = [f"{a['incident']}({a['severity']} {a['cause']})" for a in heard.firing]
-        ended = [f"{a['incident']}({a['severity']} {a['cause']})" for a in heard.resolved]
-        text = f"{heard.action} {heard.group} firing={','.join(said)} resolved={','.join(ended)}"
-        self.lines.append(f"        > {name}: {text}{' (again)' if heard.repeats else ''}")
-        if not heard.repeats and not any(a["incident"].startswith(OWN) for a in alerts):
-            self._check_message(name, heard)
-        self.views[name].apply(heard)
-        members = self._members.setdefault((name, heard.group), set())
-        members |= {labels["incident"] for labels in heard.firing}
-        self._sent_incidents |= {(name, labels["incident"]) for labels in heard.firing}
-        self._fired_at |= {(name, freeze(labels)): self.truth.step for labels in heard.firing}
-        if heard.firing:
+        said = [f"{a['incident']}({a['severity']} {a['cause']})" for a in received.firing]
+        ended = [f"{a['incident']}({a['severity']} {a['cause']})" for a in received.resolved]
+        text = f"{received.action} {received.group} firing={','.join(said)} resolved={','.join(ended)}"
+        self.lines.append(f"        > {name}: {text}{' (again)' if received.repeats else ''}")
+        if not received.repeats and not any(a["incident"].startswith(OWN) for a in alerts):
+            self._check_message(name, received)
+        self.views[name].apply(received)
+        members = self._members.setdefault((name, received.group), set())
+        members |= {labels["incident"] for labels in received.firing}
+        self._sent_incidents |= {(name, labels["incident"]) for labels in received.firing}
+        self._fired_at |= {(name, freeze(labels)): self.truth.step for labels in received.firing}
+        if received.firing:
             self._owed = [
                 o
                 for o in self._owed
-                if o.receiver != name or not any(labels["incident"] == o.incident for labels in heard.firing)
+                if o.receiver != name or not any(labels["incident"] == o.incident for labels in received.firing)
             ]
 
-    def _check_message(self, name: str, heard: Heard) -> None:
-        view, text = self.views[name], f"{heard.action} of {heard.group}"
-        for labels in heard.firing:
+    def _check_message(self, name: str, received: Received) -> None:
+        view, text = self.views[name], f"{received.action} of {received.group}"
+        for labels in received.firing:
             self._check_firing(name, labels, text)
-        self._check_repeat(name, heard)
+        self._check_repeat(name, received)
         if isinstance(view, WebhookView):
-            for labels in heard.resolved:
-                self._check_end(name, labels, heard.group)
-        elif heard.action == "resolve" and heard.group not in view.triggered:
-            is_known = (name, heard.group) in self._sent_incidents or self._was_left_out(name, heard.group)
-            self.report(ALONE if is_known else "end of what was never sent", name, heard.group, text, "no event")
+            for labels in received.resolved:
+                self._check_end(name, labels, received.group)
+        elif received.action == "resolve" and received.group not in view.triggered:
+            is_known = (name, received.group) in self._sent_incidents or self._was_left_out(name, received.group)
+            self.report(ALONE if is_known else "end of what was never sent", name, received.group, text, "no event")
 
     def _was_left_out(self, name: str, incident: str) -> bool:
         """Returns whether its page was left out, which the receiver may have taken: its end is sent alone."""
@@ -222,26 +222,26 @@ class Oracle:
         if since < min(self._drained[name], self._fired_at.get((name, print_), -1)):
             self.report("ended, but it is open", name, incident, f"resolved in {group}", truth.describe(incident))
 
-    def _check_repeat(self, name: str, heard: Heard) -> None:
+    def _check_repeat(self, name: str, received: Received) -> None:
         """A message that says nothing new is due only after repeat_interval, or after a change."""
-        if heard.action == "acknowledge":
+        if received.action == "acknowledge":
             return
-        firing, resolved = frozenset(map(freeze, heard.firing)), frozenset(map(freeze, heard.resolved))
-        last = self._last.get((name, heard.group))
-        self._last[name, heard.group] = Last(self.truth.step, self.site.now, firing, resolved)
+        firing, resolved = frozenset(map(freeze, received.firing)), frozenset(map(freeze, received.resolved))
+        last = self._last.get((name, received.group))
+        self._last[name, received.group] = Last(self.truth.step, self.site.now, firing, resolved)
         if last is None or not firing or not (firing <= last.firing and resolved <= last.resolved):
             return
-        told = {labels["incident"] for labels in (*heard.firing, *heard.resolved)}
+        told = {labels["incident"] for labels in (*received.firing, *received.resolved)}
         changed = max((self.truth.changed.get(one, NEVER) for one in told), default=NEVER)
         if max(changed, self.truth.configured) > last.step or self._drained[name] < last.step:
             return
         if self._up_since[name] > last.time - 60 * SECOND or self._drained[name] < self._started:
             return  # an answer may have been lost: at least once
-        routes = [r for one in heard.firing for r in self.truth.setting.list_routes(one) if r.receiver == name]
+        routes = [r for one in received.firing for r in self.truth.setting.list_routes(one) if r.receiver == name]
         repeat = min((seconds(r.repeat_interval) for r in routes if r.repeat_interval), default=NEVER)
         if self.site.now - last.time < repeat * SECOND:
             rule = "said twice" if routes else "repeated, but no route leads here"
-            self.report(rule, name, ",".join(sorted(told)), f"in {heard.group}", "nothing, nothing changed")
+            self.report(rule, name, ",".join(sorted(told)), f"in {received.group}", "nothing, nothing changed")
 
     def _check_groups(self, name: str) -> None:
         """One alert fires in one group, unless two routes lead to the receiver."""
@@ -355,7 +355,7 @@ class Oracle:
                 self.report(rule, name, told, f"open in {key}", "acknowledged")
 
     def _is_alone(self, name: str, incident: str) -> bool:
-        """Returns whether no group of the receiver had the incident and another one: then the group is told of."""
+        """Returns whether no group of the receiver had the incident and another one: then the group gets it."""
         if self.truth.setting.route is None:
             return True
         groups = [members for (at, _), members in self._members.items() if at == name and incident in members]

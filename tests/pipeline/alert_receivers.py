@@ -91,7 +91,7 @@ class Shown:
 
 
 @dataclass
-class Heard:
+class Received:
     """What one message says. key: idempotency key; of PagerDuty, empty.   repeats: whether its key was seen before.
 
     firing, resolved: labels of its alerts.   group: groupKey or dedup_key.   ended: keys that it resolves (PagerDuty).
@@ -120,23 +120,23 @@ class WebhookView:
         self.fired: set[Any] = set()
         self.groups: dict[str, dict[Any, Shown]] = {}  # groupKey -> the same
 
-    def hear(self, key: str, body: dict[str, Any]) -> Heard:
+    def receive(self, key: str, body: dict[str, Any]) -> Received:
         """Takes a message over; returns what it says."""
-        heard = Heard(body["status"], body["groupKey"], key, repeats=key in self._keys)
+        received = Received(body["status"], body["groupKey"], key, repeats=key in self._keys)
         self._keys.add(key)
         for alert in body["alerts"]:
-            (heard.firing if alert["status"] == "firing" else heard.resolved).append(alert["labels"])
-        return heard
+            (received.firing if alert["status"] == "firing" else received.resolved).append(alert["labels"])
+        return received
 
-    def apply(self, heard: Heard) -> None:
+    def apply(self, received: Received) -> None:
         """Shows what the message says."""
-        group = self.groups.setdefault(heard.group, {})
-        for labels in heard.resolved:
+        group = self.groups.setdefault(received.group, {})
+        for labels in received.resolved:
             self.newest.pop(freeze(labels), None)
             group.pop(freeze(labels), None)
-        for labels in heard.firing:
+        for labels in received.firing:
             print_ = freeze(labels)
-            self.newest[print_] = group[print_] = Shown(labels["incident"], labels, heard.group)
+            self.newest[print_] = group[print_] = Shown(labels["incident"], labels, received.group)
             self.fired.add(print_)
 
     def list_shown(self) -> list[Shown]:
@@ -157,28 +157,28 @@ class PagerDutyView:
         self.triggered: set[str] = set()
         self.fired: set[Any] = set()
 
-    def hear(self, key: str, body: dict[str, Any]) -> Heard | None:
+    def receive(self, key: str, body: dict[str, Any]) -> Received | None:
         """Returns what an event says; None for a health check."""
         if body["dedup_key"] == HEALTH_KEY:
             return None
-        heard = Heard(body["event_action"], body["dedup_key"])
-        if heard.action == "trigger":
+        received = Received(body["event_action"], body["dedup_key"])
+        if received.action == "trigger":
             for one in body["payload"]["custom_details"]["alerts"]:
                 labels = {name: text for name, text in one.items() if name not in ("status", "summary")}
-                (heard.firing if one["status"] == "firing" else heard.resolved).append(labels)
-        return heard
+                (received.firing if one["status"] == "firing" else received.resolved).append(labels)
+        return received
 
-    def apply(self, heard: Heard) -> None:
-        """Shows what the event says; a trigger of what is acknowledged there stays acknowledged."""
-        if heard.action == "trigger":
-            known = self.open.setdefault(heard.group, {"acknowledged": False, "firing": []})
-            known["firing"] = heard.firing
-            self.triggered.add(heard.group)
-            self.fired |= {freeze(labels) for labels in heard.firing}
-        elif heard.action == "acknowledge" and heard.group in self.open:
-            self.open[heard.group]["acknowledged"] = True
-        elif heard.action == "resolve":
-            self.open.pop(heard.group, None)
+    def apply(self, received: Received) -> None:
+        """Shows what the event says; a trigger of an acknowledged incident leaves it acknowledged."""
+        if received.action == "trigger":
+            known = self.open.setdefault(received.group, {"acknowledged": False, "firing": []})
+            known["firing"] = received.firing
+            self.triggered.add(received.group)
+            self.fired |= {freeze(labels) for labels in received.firing}
+        elif received.action == "acknowledge" and received.group in self.open:
+            self.open[received.group]["acknowledged"] = True
+        elif received.action == "resolve":
+            self.open.pop(received.group, None)
 
     def list_shown(self) -> list[Shown]:
         return [

@@ -137,7 +137,7 @@ class Run:
         self.oracle = Oracle(self.site, inboxes)
 
     def run(self) -> list[Violation]:
-        """Does all acts, lets everything go, and returns what is wrong."""
+        """Does all acts, lets everything go, and returns the violations."""
         for number, act in enumerate(self.world.acts):
             self.oracle.act = number
             self.oracle.lines.append(f"{number:3} {describe_act(act)}")
@@ -217,7 +217,7 @@ class Run:
             self.oracle.read_inboxes()
 
     def settle(self, is_end: bool = False) -> None:
-        """Receivers are back, and each gets what is due; then the oracle judges."""
+        """Receivers are back, and each gets its due messages; then the oracle judges."""
         for name in NAMES:
             self.set_mode(name, "up")
         self.pass_time(self.site.setting.patience_s + 30, 20.0)
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", choices=("fixed", "routes"), default="fixed")
     parser.add_argument("--trace", type=int, help="print one world")
     parser.add_argument("--shrink", type=int, help="print one world with the fewest acts")
-    parser.add_argument("--strict", action="store_true", help="also what is documented, but may surprise")
+    parser.add_argument("--strict", action="store_true", help="also violations that are documented")
     parser.add_argument("--examples", action="store_true", help="run the worlds of alert_examples")
     parser.add_argument("--rule", default="", help="which violation to keep; default: the first")
     given = parser.parse_args(arguments)
@@ -328,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def find_faults(made: Run) -> list[Violation]:
-    """Returns what is wrong, without what is documented."""
+    """Returns the violations, without the documented ones."""
     return [one for one in made.oracle.violations.values() if not one.rule.startswith("documented")]
 
 

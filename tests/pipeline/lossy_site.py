@@ -129,7 +129,7 @@ class Hooked(NotifierHarness):
 
 
 def check_keys(site: Hooked) -> None:
-    """What is sent again with its idempotency key is the same."""
+    """A message sent again with its idempotency key is the same."""
     said: dict[str, Any] = {}
     for key, body in [*site.refused, *site.receiver.posts]:
         assert said.setdefault(key, body) == body, key

@@ -84,7 +84,7 @@ class NotifierHarness:
         self.notifier = Notifier(
             self.database, self.build_config(), "here", lambda: self.now, self.is_alive, 5.0, self.read_clock
         )
-        self.notifier._clean_outbox()  # as `run` does first: what was down, what a receiver never got, removed ones
+        self.notifier._clean_outbox()  # as `run` does first
 
     def tidy(self) -> None:
         """Removes old rows, as the pipeline does at each start and every hour."""

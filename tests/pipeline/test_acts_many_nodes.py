@@ -136,7 +136,9 @@ def test_an_executor_keeps_its_right_to_act_through_a_long_round(world: Budgets)
     with pytest.raises(Refused, match="is at work"):
         world.board.claim("standby")
     world.now += round(LEASE_S) * SECOND
-    world.board.begin(first.id, (), "executor")  # nobody else has asked: it is about to run a command, and stays alone
+    world.board.begin(
+        first.id, (), "executor"
+    )  # no other command has asked: it is about to run a command, and stays alone
     with pytest.raises(Refused, match="is at work"):
         world.board.claim("standby")
     world.now += round(LEASE_S) * SECOND

@@ -200,7 +200,7 @@ def test_an_executor_that_was_slow_begins_nothing_once_another_one_is_at_work(
     world.scheduler.read_state = read_slowly  # type: ignore[method-assign]
     world.run()
     assert (world.state(act), world.scheduler.log) == ("approved", [])
-    assert "another one asked for work meanwhile" in world.executor._waits[act.id]
+    assert "another one asked for work in between" in world.executor._waits[act.id]
     world.now += 31 * SECOND
     world.run()
     assert (world.state(act), len(world.scheduler.log)) == ("executed", 1), "its turn comes"

@@ -48,7 +48,7 @@ def test_a_pipeline_that_starts_is_asked_again_until_it_has_started(source: Any,
 
 
 def test_a_pipeline_that_does_not_start_in_time_is_a_dependency_that_does_not_answer(source: Any) -> None:
-    """It ended at once, with exit code 1."""
+    """It ended immediately, with exit code 1."""
     api, answers, _ = source
     answers += [STARTS] * 9
     with pytest.raises(

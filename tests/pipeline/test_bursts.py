@@ -1,4 +1,4 @@
-"""Bursts: faults of many nodes at once are explained in a few passes over all incidents, not in one pass per node."""
+"""Bursts: faults of many nodes together are explained in a few passes over all incidents, not in one pass per node."""
 
 from __future__ import annotations
 

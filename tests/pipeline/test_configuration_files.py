@@ -557,4 +557,4 @@ def test_a_folder_that_this_user_may_not_enter_has_no_configuration(
     finally:
         os.seteuid(0)
     assert found == Path("/proc/self/status")
-    assert denied == tmp_path / "fleetpulse.toml", "that of the host exists, and its reading says what is wrong"
+    assert denied == tmp_path / "fleetpulse.toml", "that of the host exists, and its reading names the fault"

@@ -163,7 +163,7 @@ def test_a_start_expects_nothing_of_a_site_whose_last_node_is_decommissioned(fle
 
 
 def test_the_page_of_a_silent_site_resolves_when_its_last_node_is_decommissioned(fleet):
-    """It stayed open for good: nobody was left whose message could end it."""
+    """It stayed open for good: no sender was left whose message could end it."""
     fleet.run(60)
     assert open_incidents(fleet) == ["site:local"]
     for node in NODES[:4]:

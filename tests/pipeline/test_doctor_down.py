@@ -1,4 +1,4 @@
-"""The doctor finds a unit that should run and does not, as systemd tells it; one that was disabled is kept off."""
+"""The doctor finds a unit that should run and does not, as systemd reports it; one that was disabled is kept off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling before the first input: a stop does not wait for it, and nothing reports a stall meanwhile."""
+"""Compiling before the first input: a stop does not wait for it, and nothing reports a stall during it."""
 
 from __future__ import annotations
 

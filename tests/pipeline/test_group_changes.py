@@ -36,7 +36,7 @@ def start(tmp_path: Path) -> Any:
 
 
 def act(harness: NotifierHarness, kind: Any, cause: str, actor: str, comment: str = "", **more: Any) -> None:
-    """A change, and what is sent of it."""
+    """A change, and the messages sent of it."""
     harness.actor, harness.comment = actor, comment
     harness.write_change(kind, cause, **more)
     send(harness)
@@ -114,7 +114,7 @@ def test_in_a_group_of_several_it_is_said_of_each_what_a_person_did(start: Start
         ("acknowledged", ["Acknowledged by bob (gpu:n2.0 is wrong)"]),
         ("acknowledged", ["Acknowledged by ada: mine (gpu:n1.0 is wrong)"]),
         ("opened", ["Resolved by bob: done (gpu:n2.0 is wrong)"]),
-        ("acknowledged", []),  # what is left
+        ("acknowledged", []),  # the rest
     ]
     assert [len(e["data"]["alerts"]) for e in found] == [2, 2, 2, 2, 1]
     (first,) = found[0]["data"]["changes"]

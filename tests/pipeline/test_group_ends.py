@@ -50,7 +50,7 @@ def change_routes(harness: NotifierHarness, route: Route | None) -> None:
 
 
 def told(receiver: Receiver, cause: str) -> list[str]:
-    """What the receiver was told of a cause, one status per message."""
+    """What the receiver got of a cause, one status per message."""
     return [a["status"] for _, b in receiver.posts for a in b["alerts"] if a["labels"]["cause"] == cause]
 
 
@@ -66,7 +66,7 @@ SENT_ROW, NEVER = "HTTP 200", "ended before it was sent"
 def test_an_alert_that_was_sent_ends_once_though_a_message_without_it_came_between(
     harness: NotifierHarness, receiver: Receiver
 ) -> None:
-    """The group's last message shows only what is not inhibited."""
+    """The group's last message shows only alerts that are not inhibited."""
     one, two, _ = TARGETS
     harness.write_change("opened", one)
     pass_time(harness)
@@ -381,10 +381,10 @@ def check_rows(harness: NotifierHarness, receiver: Receiver) -> None:
                 fires.add(print_)
                 fired.add(print_)
                 continue
-            assert print_ in fires, "it ended what it was not told of"
+            assert print_ in fires, "it ended an alert that it never got"
             fires.remove(print_)
             ends[print_] += 1
-    assert not fires, "it was told of all ends"
+    assert not fires, "it got all ends"
     query = "SELECT kind, state, payload FROM outbox WHERE NOT starts_with(incident, 'grp-')"
     stored = harness.database.cursor().execute(query).fetchall()
     found = [(kind, state, json.loads(payload)["alerts"]) for kind, state, payload in stored]

@@ -1,4 +1,4 @@
-"""A restart of the pipeline forgets no step number, and so neither the steps made again nor those made meanwhile."""
+"""A restart of the pipeline forgets no step number, and so neither the steps made again nor those made in between."""
 
 from __future__ import annotations
 

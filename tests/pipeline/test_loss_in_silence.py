@@ -1,4 +1,4 @@
-"""Missing telemetry of a job is no hang, and its steps after it say what it lost meanwhile."""
+"""Missing telemetry of a job is no hang, and its steps after it say what it lost until then."""
 
 from __future__ import annotations
 

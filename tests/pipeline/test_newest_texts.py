@@ -1,4 +1,4 @@
-"""What is sent again has the texts of now: alerts pushed to an Alertmanager again, and messages of groups."""
+"""A message that is sent again has the current texts: alerts pushed to an Alertmanager, and messages of groups."""
 
 from __future__ import annotations
 

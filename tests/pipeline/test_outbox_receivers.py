@@ -179,7 +179,7 @@ def test_a_receiver_that_was_down_before_a_restart_stays_reported_until_it_accep
 
 
 class Pair:
-    """A receiver that refuses, one that is told so, and restarts in between."""
+    """A receiver that refuses, one that gets the notice, and restarts in between."""
 
     def __init__(self, folder: Path, refuses: Receiver, told: Receiver) -> None:
         self.told = told
@@ -187,7 +187,7 @@ class Pair:
         self.harness = NotifierHarness(folder, urls)
 
     def run(self, seconds: int, restart: bool = False) -> list[tuple[str, str]]:
-        """Returns what was told of the receiver, with its keys."""
+        """Returns the notices about the receiver, with its keys."""
         if restart:
             self.harness.restart()
         for _ in range(seconds):
@@ -308,7 +308,7 @@ def test_a_refused_message_that_expires_is_reported_no_longer(
     assert harness.notifier.describe_trouble() is not None
     harness.now += (RETENTION_S + 60) * SECOND
     harness.notifier._clean_outbox()
-    harness.write_change("opened", "gpu:n2.0")  # after the refused one was given up: the receiver works
+    harness.write_change("opened", "gpu:n2.0")  # after the refused one was dropped: the receiver works
     for _ in range(3):
         harness.send_due(60)
         harness.send_due(0, "r1")

@@ -1,4 +1,4 @@
-"""A receiver that limits its rate: it is asked once per pause, in order, and pages nobody else while it accepts."""
+"""A receiver that limits its rate: it is asked once per pause, in order, and nobody else is paged while it accepts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Limiter(Receiver):
 
 
 class Site:
-    """A limiter, one that is told of it, and the notifier of both."""
+    """A limiter, one that gets the notices about it, and the notifier of both."""
 
     def __init__(self, folder: Path, limiter: Limiter, told: Receiver) -> None:
         self.limiter, self.told = limiter, told
@@ -69,7 +69,7 @@ class Site:
             self.harness.write_change("opened", f"gpu:{severity}{i:03d}.0", severity=severity, opened=self.harness.now)
 
     def run(self, seconds: float, step: float = STEP_S) -> list[str]:
-        """Lets time pass, and returns what was told of the limiter."""
+        """Lets time pass, and returns the notices about the limiter."""
         for _ in range(round(seconds / step)):
             self.harness.now += int(step * SECOND)
             while self.harness.send_due(0, "r0"):  # as the thread does, which looks again after it sent something
@@ -356,7 +356,7 @@ def test_a_message_of_two_requests_gets_through_a_limit_of_one_at_a_time(
     event: str,
     limit: tuple[int, Any],
 ) -> None:
-    """An edit and its reply, an end and its trigger: what was accepted is not sent again after the pause."""
+    """An edit and its reply, an end and its trigger: an accepted message is not sent again after the pause."""
     one = build_receiver(build(service, secret))[0]
     first = one.send(message(), CALL)
     real: Any = SERVICES[path]
@@ -376,4 +376,4 @@ def test_a_message_of_two_requests_gets_through_a_limit_of_one_at_a_time(
     assert len(service.received) == 3
     left[0] = 2
     assert one.send(again, CALL).outcome == "delivered"
-    assert len(service.received) == 5, "a message that is sent anew is sent whole"
+    assert len(service.received) == 5, "a message that is sent again is sent whole"

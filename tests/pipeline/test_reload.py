@@ -100,7 +100,7 @@ def accept_reload(folder: Path, first: str, second: str) -> Path:
 def test_a_file_that_changes_before_the_new_start_is_another_reload(
     later: str | None, records: str, tmp_path: Path
 ) -> None:
-    """The start has what was checked; what differs by then is checked, and recorded, before it comes into force."""
+    """The start has the checked configuration; another one is checked and recorded before it is in force."""
     file = accept_reload(tmp_path, "[budget]\ndays = 2\n", "[budget]\ndays = 3\n")
     file.unlink() if later is None else file.write_text(later)
     config = load_config(file)

@@ -85,7 +85,7 @@ class Remote:
 
 
 def read(harness: NotifierHarness, remote: Remote) -> dict[str, str]:
-    """Reads once, and returns what is stored."""
+    """Reads once, and returns the stored rows."""
     silences = harness.notifier.silences["am"]
     silences._call = remote
     silences.read()

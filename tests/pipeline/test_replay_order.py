@@ -122,7 +122,7 @@ def test_whatever_was_lost_the_receiver_has_the_truth_afterwards(
 
 
 def check_replay(site: Hooked, step: str | None = None) -> None:
-    """What was lost is sent again after all else was accepted: then receivers have the truth, but that of what a rule
+    """A lost message is sent again after all else was accepted: then receivers have the truth, but that of what a rule
     holds only what they had before fires, or what a message of a group said."""
     site.deliver()
     before = site.shown(drops=False)

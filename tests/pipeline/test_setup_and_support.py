@@ -150,7 +150,7 @@ def test_a_question_is_asked_again_after_an_answer_that_cannot_work_and_says_why
 
 
 def test_only_a_host_with_a_broker_is_asked_for_it(tmp_path: Path) -> None:
-    """One host was asked for brokers too, and then told to run `fleetpulse up`, which is without any."""
+    """One host was asked for brokers too, and then advised to run `fleetpulse up`, which is without any."""
     path, asked = tmp_path / "fleetpulse.toml", []
     answers = iter("server\neast\nk:99999\nk:9092\n\n".splitlines())
 
@@ -470,7 +470,7 @@ def test_the_support_archive_has_everything_but_no_secret(secret_site: Path, tmp
 )
 def test_an_address_shows_at_most_its_host(address: str, shown: str) -> None:
     assert hide_addresses(address) == shown
-    assert hide(f'"{shown}"', []) == f'"{shown}"', "what is hidden once does not change"
+    assert hide(f'"{shown}"', []) == f'"{shown}"', "a hidden value does not change again"
     assert hide(f'see ({address}), then "{address}".', []) == f'see ({shown}), then "{shown}".'
 
 

@@ -78,7 +78,7 @@ def test_work_on_one_rack_after_another_node_blames_no_version_that_most_of_the_
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nodes_of_a_pdu_that_were_last_seen_up_to_a_minute_apart_blame_the_pdu(seed: int) -> None:
-    """Sixteen nodes lose power at one moment. Collectors of 60 s saw each at another time, some report it at once."""
+    """Sixteen nodes lose power at one moment. Collectors of 60 s saw each at another time, some report immediately."""
     dice, case = random.Random(seed), site(two_versions())
     last = {n: case.time + dice.randrange(60) * SECOND for n in range(16, 32)}
     for _ in range(9):

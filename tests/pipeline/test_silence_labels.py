@@ -100,7 +100,7 @@ def test_an_incident_of_a_job_alone_has_the_label_of_the_job() -> None:
     ("device", "node"),
     [
         ("gpu:n9.0", "node:n9"),
-        ("gpu:a.c.0", "node:a.c"),  # most likely; what is muted for it must be sure
+        ("gpu:a.c.0", "node:a.c"),  # most likely; a condition muted for it must be sure
         ("port:a.c.mlx5_0", "node:a.c"),
         ("port:n9.eth0", "node:n9"),
         ("psu:n9.1U.Bay1", "node:n9"),

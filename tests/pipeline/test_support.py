@@ -116,7 +116,7 @@ def test_an_archive_that_was_not_completed_leaves_nothing(
 
 
 def test_the_files_of_the_configuration_are_in_the_archive_without_their_secrets(site: Config, tmp_path: Path) -> None:
-    """Written back, with what was hidden filled in, they are the configuration again, with the groups of all nodes."""
+    """Written back with the hidden values filled in, they are the configuration again, with the groups of all nodes."""
     found = read(site, tmp_path / "a.tar.gz")
     assert [secret for secret in ("old-key", "word'q", "key-of-a", "pa55") if secret in "".join(found.values())] == []
     assert tomllib.loads(found["files/fleetpulse.toml"]) == tomllib.loads(FILE.format(folder=tmp_path))

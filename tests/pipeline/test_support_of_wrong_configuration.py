@@ -71,7 +71,7 @@ def test_the_archive_has_the_error_and_no_secret(
     assert [secret for secret in PLANTED if secret in whole] == []
     assert broken == "" or "is not TOML" in texts["files/fleetpulse.toml"]
     if not broken:
-        assert "status/n1-status.json" in names, "what is right is in force: the folder of the spool"
+        assert "status/n1-status.json" in names, "the valid part is in force: the folder of the spool"
 
 
 def test_a_configuration_that_does_not_exist_and_a_target_that_does_are_errors(site: Path, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_the_neighbors_of_a_real_lldpd_are_read_in_both_of_its_formats() -> None
     with cable() as (socket, _, configure):
 
         def told_again() -> str:
-            """An lldpd that does not know its port yet forgets what it is told of it."""
+            """An lldpd that does not know its port yet forgets what it receives about it."""
             configure(1, "lldp", "portidsubtype", "local", "Ethernet9")
             return shown(socket, "json")
 
