@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.api.tokens import find_role_file, load_role_tokens
 from pipeline.commands.checks import Check
 from pipeline.commands.doctor_units import find_down
 from pipeline.commands.installed import is_node
@@ -29,15 +30,18 @@ def check_dashboard(config: Config) -> Check:
         return Check(NAME, "info", "a node has none")
     if fault := find_down(NAME, "no one sees the pages"):  # first: the copy of its token exists while it runs
         return fault
-    if path is None and config.api.token_file is None:
-        return Check(NAME, "ok", "the API asks for no token")
+    try:
+        if path is None and not _asks_for_token(config):
+            return Check(NAME, "ok", "the API asks for no token")
+    except FleetpulseError as error:
+        return Check(NAME, "info", f"not known: {error}")
     if path is None and systemd.has_unit("dashboard"):
         return Check(NAME, "info", "its unit passes the token to it")
     if path is None and systemd.is_container_of("pipeline"):
         return Check(NAME, "info", "in a container of its own, which has its token")
     if path is None:
         found = "[dashboard] token_file is not set, and the API asks for a token"
-        return Check(NAME, "fail", found, meaning, f'[dashboard] token_file = "{config.api.token_file}"')
+        return Check(NAME, "fail", found, meaning, _suggest_file(config))
     try:
         first = next(iter(read_token_lines(path)), "")
     except (OSError, UnicodeDecodeError) as error:
@@ -46,6 +50,26 @@ def check_dashboard(config: Config) -> Check:
         fix = f"systemctl daemon-reload && systemctl restart {path.parent.name}" if is_copy(path) else AS_ROOT
         return Check(NAME, "fail", f"[dashboard] token_file {path} cannot be read: {error}", meaning, fix)
     return _ask_api(config, path, first.rpartition(":")[2])
+
+
+def _asks_for_token(config: Config) -> bool:
+    """Returns whether the API answers only with a token: those of `fleetpulse token create` count as those of its file.
+    If it does not answer, the files say it. Raises ConfigError if they cannot be read."""
+    if config.api.token_file is not None:
+        return True
+    try:
+        status, _ = client.get(config, "/api/v1/fleet", token="none")  # instead of that of the environment
+    except FleetpulseError:
+        return bool(load_role_tokens(find_role_file(config.store.path)))
+    return status == 401
+
+
+def _suggest_file(config: Config) -> str:
+    """Returns how the dashboard gets a token that the API accepts."""
+    if config.api.token_file is not None:
+        return f'[dashboard] token_file = "{config.api.token_file}"'
+    made = "fleetpulse token create dashboard --role viewer --days 0"  # with a login the key is required
+    return f"{made}; dashboard:TOKEN into a file for [dashboard] token_file"
 
 
 def _ask_api(config: Config, path: Path, token: str) -> Check:

@@ -13,7 +13,7 @@ import pytest
 from pipeline.commands.doctor_dashboard import check_dashboard, check_login
 from pipeline.commands.units import install_units
 from pipeline.config.dashboard import Dashboard, Oidc, ProxyLogin
-from pipeline.config.sections import Api, Config
+from pipeline.config.sections import Api, Config, Store
 from pipeline.runtime import credentials, systemd
 from tests.pipeline.api.test_api_acts import Served
 
@@ -105,6 +105,22 @@ def test_without_a_token_for_the_dashboard_it_fails_unless_its_unit_passes_one(
     assert (found.state, found.fix) == ("fail", f'[dashboard] token_file = "{tmp_path / "tokens"}"')
     monkeypatch.setattr(systemd, "UNIT_FOLDER", tmp_path)
     assert check_dashboard(config).state == "info"
+
+
+def test_an_api_with_tokens_of_the_command_alone_asks_the_dashboard_for_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without [api] token_file the check was ok, and the pages showed 401."""
+    monkeypatch.setenv("FLEETPULSE_TOKEN", served.tokens["viewer"])  # whoever runs doctor has one
+    check = check_dashboard(served.config)
+    made = "fleetpulse token create dashboard --role viewer --days 0"
+    assert (check.state, check.fix) == ("fail", f"{made}; dashboard:TOKEN into a file for [dashboard] token_file")
+    served.stop.set()
+    served.server.join(5)
+    down = dataclasses.replace(served.config, store=Store(path=served.file.with_name("store.duckdb")))
+    assert check_dashboard(down).state == "fail", "an API that is down asks for one as well"
+    served.file.with_name("store.duckdb.tokens").write_text("[")
+    assert check_dashboard(down).state == "info"
 
 
 def test_a_server_of_wheels_whose_unit_passes_the_token_passes_the_gate(
