@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from urllib.parse import parse_qs, urlsplit
 
 from dashboards import routes
 from dashboards.answers import IncidentDetail
 from dashboards.detail_answers import Explained, Impact, ImpactedJob
-from dashboards.links import Link, Text, detector_link, entity_link, incident_link
+from dashboards.links import Link, Text, as_markup, detector_link, entity_link, incident_link, open_tag
 from dashboards.people_answers import Silence
 from dashboards.words import age, amount, clock, joined, percent, plain, quantity, recommended_action
 from pipeline.model.entity_names import entity_name
@@ -16,6 +17,8 @@ from pipeline.model.job_effect import describe_effect, read_doubt, split_doubt
 from pipeline.model.loss_owner import find_owner
 from pipeline.model.records import SECOND, Incident
 
+MOST_UNBROKEN = 24
+"""Characters of a job's id that stay in one line; a longer one would not fit into its column. Chosen."""
 MAX_ALTERNATIVES = 3
 """Other causes that are listed; the rest is less likely. Chosen."""
 
@@ -79,6 +82,15 @@ def unlisted_text(impact: Impact) -> str:
 def job_rows(impact: Impact, now: int) -> list[tuple[Text, ...]]:
     """Returns (job, effect, loss) of the jobs that are hit, as the API orders them."""
     return [(entity_link(j.job, _job_name(j)), job_effect(j, now), _job_loss(j)) for j in impact.jobs]
+
+
+def job_markup(job: ImpactedJob) -> str:
+    """Returns the link to a job as markup: its id stays in one line, also at a hyphen; its name may break."""
+    link, identity = entity_link(job.job, _job_name(job)), entity_name(job.job)
+    if len(identity) > MOST_UNBROKEN:
+        return as_markup(link)
+    rest = escape(link.text.removeprefix(identity))
+    return f'{open_tag(link)}<span class="fp-one-line">{escape(identity)}</span>{rest}</a>'
 
 
 def _job_loss(job: ImpactedJob) -> Text:

@@ -147,8 +147,8 @@ def _impact(detail: IncidentDetail, now: int) -> str:
         return f'<div class="fp-narrow">{reached}</div>' + markup.empty("Loss of goodput: not computed by this API.")
     lines = "".join(f'<p class="fp-line">{as_markup(line)}</p>' for line in cause_and_impact.impact_lines(impact))
     rows = [
-        (as_markup(job), as_markup(effect), f'<span class="fp-one-line">{as_markup(lost)}</span>')
-        for job, effect, lost in cause_and_impact.job_rows(impact, now)
+        (cause_and_impact.job_markup(job), as_markup(effect), f'<span class="fp-one-line">{as_markup(lost)}</span>')
+        for job, (_, effect, lost) in zip(impact.jobs, cause_and_impact.job_rows(impact, now), strict=True)
     ]
     more = impact.job_count - len(impact.jobs)
     rest = markup.empty(f"and {amount(more, 'more job', 'more jobs')}") if more > 0 else ""
@@ -174,7 +174,7 @@ def _evidence(detail: IncidentDetail, now: int) -> None:
     finding = evidence.main_finding(detail)
     if finding is None:
         st.html(markup.section("Evidence"))
-        st.html(markup.notice("No findings yet."))
+        st.html(_no_findings(detail.incident))
         return
     vote = evidence.parse_vote(finding)
     if vote is not None:
@@ -189,6 +189,14 @@ def _evidence(detail: IncidentDetail, now: int) -> None:
     if rows := evidence.figure_rows(finding):
         st.html(markup.section("Measurements", f"from {finding.detector}"))
         st.html(markup.facts(rows))
+
+
+def _no_findings(incident: Incident) -> str:
+    """Returns why an incident shows none: a merge moves them, and it never gets any again by itself."""
+    if not incident.life.merged_into:
+        return markup.notice("No findings yet.")
+    where = as_markup(incident_link(incident.life.merged_into))
+    return markup.notice_of("", f"Its findings are in incident {where} now: it was merged into that one.")
 
 
 def _chart(detail: IncidentDetail, now: int) -> None:

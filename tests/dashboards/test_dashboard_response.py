@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
@@ -16,6 +17,7 @@ from dashboards.jobs.answers import Harm
 from dashboards.jobs.markup import harms
 from dashboards.links import Link
 from dashboards.views import silencing
+from dashboards.words import signal_name
 from pipeline.model.job_effect import name_doubt
 from pipeline.model.loss_owner import name_owner
 from pipeline.model.records import SECOND, iso
@@ -251,7 +253,7 @@ def test_the_walk_from_an_alert_to_feedback_in_one_session(api: Any) -> None:
     scope = {"scope": ["gpu:n003.1", "rack:r1"], "detector": ["straggler"], "incident": ["A1"]}
     api.incidents["A1"] |= {"version": 1, "history": HISTORY, "labels": scope}
     test = page(incident_script, id="A1")
-    assert "Computation of the last step" in shown(test)
+    assert f"{signal_name('rank.compute_time')}, rank 17 of job 81 and its peers" in shown(test)
     test.button(key="acknowledge").click().run()
     steps = (
         ("assign", "to", "bob", "do", "Assigned to bob."),
@@ -287,7 +289,7 @@ def test_impact_shows_jobs_and_loss_as_text(api: Any) -> None:
         "8 GPUs on 1 node, 8 ranks",
         "12.4 GPU-hours lost, 158 per hour (31 EUR, 395 EUR per hour)",
         'href="jobs?entity=job%3A81"',
-        "job 81 run&lt;b&gt;17&lt;/b&gt;",
+        "job 81</span> run&lt;b&gt;17&lt;/b&gt;</a>",
         "31 % slower",
         "1 node only affected, not at fault",
     ):
@@ -429,6 +431,16 @@ def test_a_merged_incident_offers_no_reopen_and_names_the_one_that_has_its_findi
     test = page(incident_script, opened="reopen-A1", id="A1")
     assert ("reopen-A1-do" in {widget.key for widget in test.button}) == (merged_into is None)
     assert ("Merged into" in shown(test)) == (merged_into is not None)
+
+
+@pytest.mark.parametrize("merged_into", [None, "A2"])
+def test_a_merged_incident_says_where_its_findings_are(api: Any, merged_into: str | None) -> None:
+    api.incidents["A1"] |= {"findings": [], "merged_into": merged_into}
+    text = shown(page(incident_script, id="A1"))
+    assert ("No findings yet." in text) == (merged_into is None)
+    assert (re.search(r'Its findings are in incident <a [^>]*incident\?id=A2"[^>]*>A2</a> now', text) is not None) == (
+        merged_into is not None
+    )
 
 
 @pytest.mark.parametrize(

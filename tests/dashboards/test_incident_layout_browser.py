@@ -21,13 +21,20 @@ MEASURE = """table => ({
   right: table.getBoundingClientRect().right,
   column: table.closest("[data-testid=stColumn]").getBoundingClientRect().right,
   room: table.parentElement.clientWidth,
+  jobs: [...table.querySelectorAll("td:first-child a")].map(link => {
+    const range = document.createRange();
+    const text = document.createTreeWalker(link, NodeFilter.SHOW_TEXT).nextNode();
+    range.setStart(text, 0);
+    range.setEnd(text, text.data.replace(/ pretrain.*/, "").length);
+    return new Set([...range.getClientRects()].map(box => Math.round(box.bottom))).size;
+  }),
   lines: [...table.querySelectorAll("td:last-child")].map(cell => {
     const range = document.createRange();
     range.selectNodeContents(document.createTreeWalker(cell, NodeFilter.SHOW_TEXT).nextNode());
     return new Set([...range.getClientRects()].map(box => Math.round(box.bottom))).size;
   }),
 })"""
-"""Widths of a table and its column, and in how many lines each of its figures is."""
+"""Widths of a table and its column, and in how many lines the id of each job and each figure is."""
 
 
 def hit(job: str, slowdown: float, basis: str, lost: float) -> dict[str, Any]:
@@ -39,7 +46,7 @@ def hit(job: str, slowdown: float, basis: str, lost: float) -> dict[str, Any]:
 def test_the_jobs_that_an_incident_hits_stay_in_their_column_with_each_figure_in_one_line(
     address: str, browser: Any, api: Any
 ) -> None:
-    jobs = [hit("job:81", 0.09, name_doubt(PACE, NOW), 12.4), hit("job:82", 3.58, name_owner(PACE, "A2"), 1.88)]
+    jobs = [hit("job:81", 0.09, name_doubt(PACE, NOW), 12.4), hit("job:sim-82", 3.58, name_owner(PACE, "A2"), 1.88)]
     api.incidents["A1"]["impact"] = SHORT_IMPACT | {"jobs": jobs, "job_count": 2}
     page, faults = open_page(browser, f"{address}/incident?id=A1&live=0")
     table = page.locator("table", has_text="results in doubt")
@@ -50,5 +57,6 @@ def test_the_jobs_that_an_incident_hits_stay_in_their_column_with_each_figure_in
         assert found["width"] <= found["room"], (width, found)
         assert found["right"] <= found["column"], (width, found)
         assert found["lines"] == [1, 1], (width, found)
+        assert found["jobs"] == [1, 1], (width, found)
     assert "results in doubt since 2026-01-01 12:00:00Z; 9 % slower" in table.inner_text()
     assert faults == []
