@@ -49,7 +49,7 @@ FROM (
     FROM outbox WHERE receiver = $1 AND state = 'pending') o LEFT JOIN incidents i ON i.id = o.incident
     LEFT JOIN notify_threads t ON t.receiver = $1 AND t.thread = o.incident
 WHERE place = 1 AND epoch_us(next_attempt) <= $2
-ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, o.incident LIMIT $3
+ORDER BY coalesce(i.severity, 'page') <> 'page', o.created, i.onset NULLS FIRST, o.incident LIMIT $3
 """
 """A group that pages again was acknowledged, so it fired, also where the row of that is no longer kept."""
 _ANY_DUE = """
@@ -88,7 +88,8 @@ class DuePayload:
 
 
 def load_due(store: Store, receiver: str, until: int) -> list[DuePayload]:
-    """Returns the first payloads of a receiver that are due until a time (UTC us), the oldest page first."""
+    """Returns the first payloads of a receiver that are due until a time (UTC us), the oldest page first; of those that
+    were written together the one that began first."""
     with contextlib.closing(store.cursor()) as cursor:
         if not cursor.execute(_ANY_DUE, [receiver, until]).fetchall():  # as in most passes: a sixth of the time
             return []

@@ -113,7 +113,7 @@ def test_in_a_group_of_several_it_is_said_of_each_what_a_person_did(start: Start
         ("commented", ["Commented by ada: looking (gpu:n1.0 is wrong)"]),
         ("acknowledged", ["Acknowledged by bob (gpu:n2.0 is wrong)"]),
         ("acknowledged", ["Acknowledged by ada: mine (gpu:n1.0 is wrong)"]),
-        ("opened", ["Resolved by bob: done (gpu:n2.0 is wrong)"]),
+        ("updated", ["Resolved by bob: done (gpu:n2.0 is wrong)"]),
         ("acknowledged", []),  # the rest
     ]
     assert [len(e["data"]["alerts"]) for e in found] == [2, 2, 2, 2, 1]
@@ -251,3 +251,21 @@ def test_an_alert_that_goes_on_in_another_group_says_so(start: Start, service: S
     act(harness, "opened", "gpu:n1.0", "fleetpulse", summary="GPU 0 of n1: slow", severity="ticket")
     act(harness, "severity_raised", "gpu:n1.0", "fleetpulse", "from ticket to page", severity="page")
     assert replies(service) == [("Resolved: severity raised from ticket to page", False)]
+
+
+def test_the_end_of_some_alerts_of_a_group_is_no_event_of_an_opening(start: Start, service: Service) -> None:
+    """Its type was `incident.opened`. What pages again beside it names the type."""
+    harness = start(ALL, webhooks=hook(service))
+    for cause in ("gpu:n1.0", "gpu:n2.0", "gpu:n3.0"):
+        harness.write_change("opened", cause)
+    send(harness)
+    harness.resolve("gpu:n1.0")
+    send(harness)
+    harness.write_change("worsened", "gpu:n3.0")
+    harness.resolve("gpu:n2.0")
+    send(harness)
+    assert [(one["type"], one["data"]["status"], len(one["data"]["alerts"])) for one in events(service)] == [
+        ("incident.opened", "firing", 3),
+        ("incident.updated", "firing", 3),
+        ("incident.worsened", "firing", 2),
+    ]

@@ -11,6 +11,7 @@ from pipeline.config.receivers import Alertmanager, Notify, ReceiverConfig, Webh
 from pipeline.config.sections import Config
 from pipeline.model.records import SECOND
 from pipeline.notify.receivers import build_receiver, cut_bytes, encode_json, make_title
+from pipeline.notify.receivers.pagerduty import MAX_ENDED
 from pipeline.notify.receivers.webhook import MAX_EVENT_BYTES, make_cloud_event, make_event
 from tests.pipeline.notifier_harness import NotifierHarness
 from tests.pipeline.receiver_servers import SERVICES, Service
@@ -166,6 +167,27 @@ def test_a_message_that_another_server_answers_is_not_delivered(
     probed = endpoint.probe(CALL)
     assert probed is not None
     assert probed.outcome == "retry"
+
+
+def test_pagerduty_is_sent_an_end_once_also_after_many_messages_that_were_withdrawn(
+    service: Service, secret: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that never came back filled what is remembered, and a limit of one request let no page through again."""
+    one = build_receiver(pagerduty(service, secret))[0]
+    works, allowed = SERVICES["/v2/enqueue"], [0]
+
+    def limit(*given: Any) -> Any:
+        allowed[0] -= 1
+        return works(*given) if allowed[0] >= 0 else (429, "")
+
+    monkeypatch.setitem(SERVICES, "/v2/enqueue", limit)
+    for number in range(MAX_ENDED + 1):
+        allowed[0] = 1
+        assert one.send(message(event="worsened", number=number), CALL).limited
+    service.received.clear()
+    allowed[0] = 1
+    assert one.send(message(event="worsened", number=MAX_ENDED), CALL).outcome == "delivered"
+    assert [body["event_action"] for body in service.bodies("/v2/enqueue")] == ["trigger"]
 
 
 def test_a_page_of_html_is_no_answer_of_teams(

@@ -136,6 +136,37 @@ def test_codes_in_what_pagerduty_reports_are_removed(served: Served) -> None:
     assert [row["actor"] for row in rows] == ["fleetpulse", "pagerduty:Eve  [2J"]
 
 
+@pytest.mark.parametrize("where", ["person", "comment", "kind", "incident"])
+def test_half_of_a_surrogate_pair_in_what_pagerduty_reports_is_no_error(served: Served, where: str) -> None:
+    """JSON may have it, UTF-8 has not: the acknowledgement was made, and the answer was 500."""
+    incident, half = served.open_incident(), "\ud800x"
+    more: dict[str, Any] = {
+        "person": {"agent": {"type": "user_reference", "summary": half}},
+        "comment": {"event_type": "incident.annotated", "data": {"incident_key": incident, "content": half}},
+        "kind": {"event_type": f"incident.{half}"},
+        "incident": {"data": {"incident_key": half}},
+    }[where]
+    answer = served.report("acknowledged", incident, **more)
+    assert (answer.status_code, "done" in answer.json()) == (200, True)
+    rows = served.get(f"/api/v1/incidents/{incident}")["history"][1:]
+    said = {
+        "person": ("acknowledged", "pagerduty:?x", "acknowledged in PagerDuty (ev-acknowledged)"),
+        "comment": ("commented", "pagerduty:Bo Berg", "annotated in PagerDuty (ev-acknowledged): ?x"),
+    }
+    assert [(row["kind"], row["actor"], row["comment"]) for row in rows] == ([said[where]] if where in said else [])
+
+
+@pytest.mark.parametrize("id_", ["x" * 101, "x" * 100_000, "", "x\n", "\ud800"])
+def test_an_event_of_pagerduty_without_a_sound_id_changes_nothing(served: Served, id_: str) -> None:
+    """Its id goes into the history: one of 100,000 characters did."""
+    incident = served.open_incident()
+    answer = served.report("acknowledged", incident, id=id_)
+    assert (answer.status_code, "id: expected 1 to 100 printable characters" in answer.text) == (400, True)
+    assert served.get(f"/api/v1/incidents/{incident}")["state"] == "open"
+    assert served.report("acknowledged", incident, id="x" * 100).status_code == 200
+    assert served.get(f"/api/v1/incidents/{incident}")["state"] == "acknowledged"
+
+
 def test_only_pagerdutys_signature_opens_its_route_and_opens_nothing_else(served: Served) -> None:
     incident = served.open_incident()
     assert served.report("acknowledged", incident, secret="wrong").status_code == 401

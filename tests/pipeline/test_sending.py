@@ -7,15 +7,18 @@ import http.server
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.config.receivers import Webhook
+from pipeline.model.records import SECOND
 from pipeline.notify.connections import CheckedConnection, ConnectionPool, DeadlineTimer
 from pipeline.notify.delivery import Request, exchange
 from pipeline.notify.sending import MOST, OrderedSender
+from tests.pipeline.notifier_harness import START, NotifierHarness, Receiver
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -183,3 +186,16 @@ def test_an_error_of_a_thread_reaches_the_caller() -> None:
     with pytest.raises(MemoryError):
         list(sender.send_all(range(10), lambda: 8))
     sender.close()
+
+
+def test_of_pages_that_were_opened_together_the_one_that_began_first_is_sent_first(
+    tmp_path: Path, receivers: Callable[[], Receiver]
+) -> None:
+    """The id of the incident decided: the first page was that with the newest onset."""
+    receiver = receivers()
+    harness = NotifierHarness(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
+    for number, cause in enumerate(("gpu:c.0", "gpu:b.0", "gpu:a.0")):
+        harness.write_change("opened", cause, onset=START + (number - 60) * SECOND)
+    harness.send_due()
+    assert [cause for _, cause in receiver.alerts] == ["gpu:c.0", "gpu:b.0", "gpu:a.0"]
+    harness.close()

@@ -5,10 +5,12 @@ The dedup_key is the incident, or the group of alerts, so that one incident here
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,8 +49,10 @@ PAGES_AGAIN = ("acknowledgement_expired", "worsened")
 there notifies no one, so the alert is resolved before. An escalation is not among them: an alert that is not
 acknowledged there is at some level of an escalation policy, which would begin again at its first."""
 MAX_ENDED = 100
-"""Messages whose end is remembered while their trigger waits for a limit. Chosen: each is on its way or the next one;
-without it an end is sent twice."""
+"""Newest messages whose end is remembered while their trigger waits for a limit. Chosen: each is on its way or the next
+one; without it an end is sent twice."""
+MAX_ID = 100
+"""Longest id of an event of the webhook (characters), which is in our history. Chosen: PagerDuty's have 26 or 36."""
 HEALTH_KEY = "fleetpulse-health-check"
 """dedup_key of the health check: to resolve a key that was never triggered changes nothing."""
 SIGNATURE_PREFIX = "v1="
@@ -66,7 +70,8 @@ class PagerDutyEndpoint(Endpoint):
         super().__init__(receiver)
         self._receiver = receiver
         self._title = make_template(receiver.title, receiver.section, receiver.name, "title")
-        self._ended: set[str] = set()  # messages whose resolve was accepted, and whose trigger was limited
+        # messages whose resolve was accepted, and whose trigger was limited; some are withdrawn and never come back
+        self._ended = deque[str](maxlen=MAX_ENDED)
 
     def reports(self, kind: str) -> bool:
         """Reports acknowledgements."""
@@ -103,9 +108,10 @@ class PagerDutyEndpoint(Endpoint):
             event |= self._make_trigger(message)
         result = self._post(event, call)
         if resolves_first:  # not resolved again, else a limit of one request at a time would let it through never
-            self._ended.discard(message.id)
-            if result.limited and len(self._ended) < MAX_ENDED:
-                self._ended.add(message.id)
+            with contextlib.suppress(ValueError):
+                self._ended.remove(message.id)
+            if result.limited:
+                self._ended.append(message.id)
         return result
 
     def probe(self, call: Call) -> PostResult | None:
@@ -231,20 +237,29 @@ def parse_event(body: bytes) -> InboundEvent:
     """Returns the event of a webhook v3. Raises ValueError if it is none."""
     try:
         event = json.loads(body)["event"]
-        kind, data = str(event["event_type"]), event.get("data") or {}
+        id_, kind, data = _read_id(event["id"]), _read_text(event["event_type"], 100), event.get("data") or {}
         if kind == "pagey.ping":
-            return InboundEvent(str(event["id"]), "ping", "", "", "")
+            return InboundEvent(id_, "ping", "", "", "")
         agent = event.get("agent") or {}
-        incident = str(data.get("incident_key") or (data.get("incident") or {}).get("incident_key") or "")
-        person = PREFIX + cut(str(agent.get("summary") or agent.get("id") or "unknown"), 100)
+        key = data.get("incident_key") or (data.get("incident") or {}).get("incident_key") or ""
+        incident = _read_text(key, 255)  # the longest of PagerDuty
+        person = PREFIX + _read_text(agent.get("summary") or agent.get("id") or "unknown", 100)
         if agent.get("type") not in ("user_reference", "user"):
             person = ""
-        return InboundEvent(
-            str(event["id"]),
-            kind.removeprefix("incident."),
-            incident,
-            person,
-            cut(str(data.get("content") or ""), 2000),
-        )
+        said = _read_text(data.get("content") or "", 2000)
+        return InboundEvent(id_, kind.removeprefix("incident."), incident, person, said)
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not an event of PagerDuty's webhook v3: {type(error).__name__}") from error
+
+
+def _read_id(value: Any) -> str:
+    """Returns the id of an event. Raises ValueError if it is none: a shortened one could be that of another event."""
+    id_ = str(value)
+    if not 0 < len(id_) <= MAX_ID or not id_.isprintable():
+        raise ValueError(f"not an event of PagerDuty's webhook v3: id: expected 1 to {MAX_ID} printable characters")
+    return id_
+
+
+def _read_text(value: Any, most: int) -> str:
+    """Returns a text of at most `most` characters; half of a surrogate pair, which no UTF-8 has, is a question mark."""
+    return cut(str(value).encode(errors="replace").decode(), most)

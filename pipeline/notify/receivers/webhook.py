@@ -148,7 +148,10 @@ def make_cloud_event(message: Message) -> dict[str, Any]:
 
 def _type_of(message: Message) -> str:
     subject = "watchdog" if message.main["labels"].get("detector") == "watchdog" else "incident"
-    return f"{subject}.{message.event}"
+    event = message.event
+    if event == "opened" and message.body.get("notification_reason") == "some alerts resolved":
+        event = message.change.get("news", {}).get("event", "updated")  # nothing opened; something may page again
+    return f"{subject}.{event}"
 
 
 def _time_of(message: Message) -> str:
