@@ -282,12 +282,12 @@ ACTIONS: Mapping[str, str] = {
         "node is free; replace it if errors return."
     ),
     "sdc": (
-        "Do not trust results of {entity} since the onset. Take it out of new jobs, repeat the check on it and on a "
-        "peer, and find the checkpoints that were written since."
+        "Do not trust results of {entity} since they are in doubt (see impact), which is before the onset. Take it out "
+        "of new jobs, repeat the check on it and on a peer, and find the checkpoints that were written since."
     ),
     "sdc_gradient": (
-        "Compare loss and gradients of the ranks since the onset, and go back to the last checkpoint before it. "
-        "Run the canaries on {entity} before it takes part again."
+        "Compare loss and gradients of the ranks around the onset, and go back to the last checkpoint from before "
+        "results are in doubt (see impact). Run the canaries on {entity} before it takes part again."
     ),
     "xid": (
         "Look up the XID in the evidence. Drain the node of {entity}, then reset the GPU or reboot the node as the "

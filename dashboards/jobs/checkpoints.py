@@ -24,17 +24,20 @@ def find_taint(job: Job, harms: Sequence[Harm]) -> Harm | None:
     tainted = [
         h
         for h in harms
-        if h.detector.partition("_")[0] == WRONG_RESULTS
-        and _wrong_since(h) <= job.checkpoint
+        if (since := _wrong_since(h)) is not None
+        and since <= job.checkpoint
         and (h.resolved is None or job.checkpoint <= h.resolved)
     ]
-    return min(tainted, key=_wrong_since, default=None)
+    return min(tainted, key=lambda h: _wrong_since(h) or 0, default=None)
 
 
-def _wrong_since(harm: Harm) -> int:
-    """Returns since when results may be wrong: since the last check that was right, 0 if none was; else the onset."""
-    since = read_doubt(split_doubt(harm.basis)[0])
-    return harm.onset if since is None else min(since, harm.onset)
+def _wrong_since(harm: Harm) -> int | None:
+    """Returns since when results may be wrong: since the last check that was right, 0 if none was; the onset of an
+    incident of wrong results that names no time; None if an incident puts none in doubt."""
+    since = read_doubt(split_doubt(harm.basis)[0])  # also of an incident of another detector with wrong results in it
+    if since is None:
+        return harm.onset if harm.detector.partition("_")[0] == WRONG_RESULTS else None
+    return min(since, harm.onset)
 
 
 def tile(job: Job, harms: Sequence[Harm], now: int) -> str:
@@ -44,7 +47,7 @@ def tile(job: Job, harms: Sequence[Harm], now: int) -> str:
     text = age((now - job.checkpoint) / SECOND)
     if find_taint(job, harms) is None:
         return linked.tile(text, "since the last checkpoint", "work that a restart repeats", "none", "#events")
-    return linked.tile(text, "since the last checkpoint", "not safe: wrong results before it", "critical", "#harm")
+    return linked.tile(text, "since the last checkpoint", "not safe: results in doubt", "critical", "#harm")
 
 
 def warning(job: Job, harms: Sequence[Harm], now: int) -> str:

@@ -11,10 +11,13 @@ from dashboards.jobs.answers import parse_jobs, parse_strip
 from dashboards.jobs.markup import job_tiles
 from dashboards.jobs.page import job_of
 from dashboards.rank_strip.component import strip_data
-from pipeline.model.records import iso
+from pipeline.model.job_effect import name_doubt
+from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW
 from tests.dashboards.jobs_tables import ago, answers, harm, job, job_detail, jobs_table, strip_table
 from tests.dashboards.test_dashboard_pages import page, shown
+
+DOUBT = name_doubt("step time", NOW - 3000 * SECOND)
 
 
 def script() -> None:
@@ -185,6 +188,9 @@ def test_a_job_whose_nodes_nothing_names_runs_not_on_zero_nodes(site: Any) -> No
         ({"detector": "sdc", "onset": 900}, False),
         ({"detector": "sdc", "onset": 3000, "resolved": 2000}, False),
         ({"detector": "straggler", "onset": 3000}, False),
+        ({"detector": "xid", "onset": 900, "basis": DOUBT}, True),  # wrong results are evidence of another incident
+        ({"detector": "sdc", "onset": 900, "basis": DOUBT, "resolved": 600}, True),
+        ({"detector": "sdc", "onset": 900, "basis": name_doubt("", NOW - 1500 * SECOND)}, False),
     ],
 )
 def test_a_checkpoint_that_was_written_during_wrong_results_is_not_safe(
@@ -193,7 +199,7 @@ def test_a_checkpoint_that_was_written_during_wrong_results_is_not_safe(
     times = {name: ago(incident[name]) for name in ("onset", "resolved") if name in incident}
     site.answers["jobs/job:81"] = job_detail(harmed_by=[harm(**{**incident, **times})])
     text = shown(page(script, entity="job:81"))
-    assert ("not safe: wrong results before it" in text) is taints
+    assert ("not safe: results in doubt" in text) is taints
     assert ("work that a restart repeats" in text) is not taints
     said = "by incident <a" in text and "Restart from one that was written before 2026-01-01 11:10:00Z" in text
     assert said is taints

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from dashboards.words import recommended_action
 from detectors import DETECTORS
 from pipeline.commands import burn_in, objectives_keeper
 from pipeline.incidents.advice import SHIPPED, AdviceBook, read_advice
@@ -23,6 +24,14 @@ def test_every_detector_has_shipped_advice_and_nothing_else_has():
     shipped = read_advice(SHIPPED)["detector"]
     assert set(shipped) == names
     assert all(len(keys["advice"]) > 30 for keys in shipped.values())
+
+
+@pytest.mark.parametrize("detector", ["sdc", "sdc_replica"])
+def test_a_checkpoint_before_the_onset_is_not_called_safe_as_doubt_begins_earlier(detector: str) -> None:
+    for text in (AdviceBook(None).find(detector, "gpu:n1.0")["advice"], recommended_action(detector, "gpu:n1.0")):
+        assert "in doubt (see impact)" in text
+        assert "checkpoints from before the onset" not in text
+        assert "checkpoint before the onset" not in text
 
 
 def test_a_site_replaces_single_keys_and_a_change_counts_without_a_restart(tmp_path):
