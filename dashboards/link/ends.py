@@ -110,7 +110,8 @@ def _is_down(item: EventItem, entity: str) -> bool:
     return item.subject == "link_state" and item.data.get("state") == "down" and item.entity == entity
 
 
-def error_notes(names: Iterable[str]) -> str:
-    """Returns the counters without errors at any end, as markup; empty without any."""
-    listed = ", ".join(names)
-    return f'<p class="fp-empty">Without errors: {escape(listed)}.</p>' if listed else ""
+def error_notes(quiet: Iterable[str], unread: Iterable[str] = ()) -> str:
+    """Returns the counters without errors at any end, and those that could not be read, as markup; empty without
+    any."""
+    notes = [("Without errors", ", ".join(quiet)), ("Could not be read, so not known", ", ".join(unread))]
+    return "".join(f'<p class="fp-empty">{lead}: {escape(names)}.</p>' for lead, names in notes if names)

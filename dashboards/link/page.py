@@ -29,6 +29,7 @@ MAX_NEIGHBOURS = 64
 """Ports of the leaf that are listed. Chosen: those of one switch."""
 MAX_EVENTS = 40
 """Rows of events. Chosen: a screen."""
+NO_ERRORS = "No errors counted."
 EXPECTED = "Expected a port or NVLink in the address: /link?entity=port:NODE.mlx5_0"
 _PEER_NAMES = ("peer_name", "peer", "peer_system", "peer_guid")
 
@@ -177,6 +178,10 @@ def _charts(both: Ends, peer: str, chosen: TimeRange, now: int) -> None:
     failed = next((answer for answer in found if answer.error), None)
     if failed is not None:
         parts.draw_error(failed)
+    counters = list(zip(asked, found, strict=True))[1:]
+    unread = [name for names, answer in counters if answer.value is None for name in names]
+    stale = next((answer for _, answer in counters if answer.error), None)
+    quiet = NO_ERRORS if stale is None else parts.last_known(NO_ERRORS, stale)
     known = [answer.value for answer in found if answer.value is not None]
     if not known:
         return
@@ -187,7 +192,7 @@ def _charts(both: Ends, peer: str, chosen: TimeRange, now: int) -> None:
     levels = [s for s in merged.signals if s not in errors and s.has_data()]
     bad = [signals.convert_to_hours(s) for s in errors if signals.has_errors(s)]
     st.html(markup.section("Error counters", f"rates in the time range; {flap_text(both)}"))
-    st.html(error_table(errors, both.entities))
+    st.html(error_table(errors, both.entities, unread, quiet))
     st.html(markup.section("History", "this end and the band of its peers" + (", far end beside it" if peer else "")))
     shown = replace(merged, signals=(*bad, *levels))
     if not shown.signals:
@@ -201,9 +206,9 @@ def _charts(both: Ends, peer: str, chosen: TimeRange, now: int) -> None:
         st.rerun(scope="fragment")
 
 
-def error_table(errors: list[Compared], ends: Sequence[str]) -> str:
+def error_table(errors: list[Compared], ends: Sequence[str], unread: Sequence[str] = (), none: str = NO_ERRORS) -> str:
     """Returns each counter that was read at an end, all per hour: on average, its highest point, and the average of
-    this end's peers."""
+    this end's peers. unread: counters without an answer, of which nothing is known.  none: said if all are zero."""
     rows, quiet = [], []
     for signal in errors:
         title = signal_title(signal.name, signal.help).partition(": ")[2]
@@ -218,7 +223,9 @@ def error_table(errors: list[Compared], ends: Sequence[str]) -> str:
             chart = link(explore_href([line.entity], [signal.name]), title)
             rows.append([chart, *end, escape(_per_hour(line.values)), escape(highest), escape(peers)])
     head = ("Counter", *(("End",) if len(ends) > 1 else ()), "Mean per hour", "Highest per hour", "Peers per hour")
-    return html.table(head, rows, "No errors counted.") + error_notes(quiet)
+    empty = "Errors unknown." if unread else none if quiet else "No error counter was read."
+    unknown = [signal_title(name, "").partition(": ")[2] for name in unread]
+    return html.table(head, rows, empty) + error_notes(quiet, unknown)
 
 
 def _per_hour(rates: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:

@@ -180,6 +180,50 @@ def test_all_rates_of_a_row_of_error_counters_are_per_hour() -> None:
     assert "/s" not in text
 
 
+def test_counters_that_could_not_be_read_are_unknown_and_not_without_errors(api: Any) -> None:
+    serve_node(api)
+    answer = api.tables["compare"]
+    api.tables["compare"] = lambda query: answer(query) if query["signal"][0] in LEVELS["port"] else None
+    text = shown(page(link_script, entity=PORT, live="0"))
+    assert "Error counters" in text
+    assert "No errors counted" not in text
+    assert "Errors unknown." in text
+    assert "Could not be read, so not known: symbol errors, carrier downs" in text
+    assert "No error counter was read." in error_table([], [PORT])
+
+
+def test_counters_that_fail_later_are_the_last_known_ones(api: Any) -> None:
+    serve_node(api)
+    answer = api.tables["compare"]
+
+    def compare(query: dict[str, list[str]]) -> Any:
+        found = answer(query)
+        for signal in found["signals"] if query["signal"][0] not in LEVELS["port"] else ():
+            signal["lines"][0]["values"] = [0.0] * 60
+        return found
+
+    api.tables["compare"] = compare
+    assert ">No errors counted." in shown(page(link_script, entity=PORT, live="0"))
+    api.broken["compare"] = (503, b"{}")
+    empty_caches()
+    assert ">No errors counted." not in (text := shown(page(link_script, entity=PORT, live="0")))
+    assert "Last known: no errors counted." in text
+
+
+def test_one_answer_of_two_leaves_the_other_counters_unknown() -> None:
+    query = {"from": [iso(NOW - 3600 * SECOND)], "to": [iso(NOW)], "entity": [PORT], "signal": ["nic.symbol_errors"]}
+    found = parse_comparison(compare_table(query, "node:n003", 8))
+    found.signals[0].lines[0].values[:] = np.float32(0)
+    read, partly = (
+        error_table(list(found.signals), [PORT]),
+        error_table(list(found.signals), [PORT], ["nic.rx_dropped"]),
+    )
+    assert "No errors counted." in read
+    assert "Without errors: symbol errors." in partly
+    assert "No errors counted." not in partly
+    assert "Could not be read, so not known: rx dropped." in partly
+
+
 def test_many_flaps_are_one_row() -> None:
     items = tuple(
         EventItem(NOW - i * SECOND, "event", PORT, "link_state", {"from": "a", "to": "b", "state": s})
