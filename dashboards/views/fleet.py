@@ -89,25 +89,43 @@ def _body() -> None:
     wanted = read_address()
     where = {"within": wanted.within} if wanted.within else {}
     answer = snapshot.fetch(parse_map, "fleet/map", by=wanted.by, colour=wanted.colour, **where)
-    found = answer.value
+    stated = _find_state(answer, wanted.within, where)
+    found = stated.value
     if found is None:
-        parts.draw_head("Fleet state unknown", [], "", cast(CachedAnswer[Fleet], answer))
-        parts.draw_error(answer)
+        parts.draw_head("Fleet state unknown", [], "", cast(CachedAnswer[Fleet], stated))
+        parts.draw_error(stated)
         return
     now = snapshot.now()
-    head = CachedAnswer(found.head, answer.fetched, answer.error, answer.status)
+    head = CachedAnswer(found.head, stated.fetched, stated.error, stated.status)
     since = unknown_since(head, head, now)
     known = replace(found, head=replace(found.head, stalled=found.head.stalled or since is not None))
     parts.draw_head(headline(known), [], sources(known), head, of_now=True, now=now)
-    parts.draw_error(answer)
+    parts.draw_error(stated)
     parts.draw_empty_fleet(found.fleet)
     _toolbar(wanted)
+    if answer.value is None or not stated.error:  # else the error above says it of all
+        parts.draw_problem(
+            answer, f"Map by {wanted.by}, coloured by {COLOUR_NAMES[cast(Colour, wanted.colour)]}, unknown."
+        )
+    if answer.value is not None:
+        _map(answer.value, wanted, where, since is not None or bool(answer.error))
+    _incidents(head, found)
+
+
+def _find_state(answer: CachedAnswer[FleetMap], within: str, where: dict[str, str]) -> CachedAnswer[FleetMap]:
+    """Returns the answer, or if it failed that for the plain map, or if that fails too the last one of any map: counts
+    and incidents are the same on all, while one colour or grouping may fail alone."""
+    if answer.error:
+        answer = snapshot.fetch(parse_map, "fleet/map", by="rack", colour="state", **where)
+    return snapshot.keep_last(("fleet/map", within), answer)
+
+
+def _map(found: FleetMap, wanted: Wanted, where: dict[str, str], unknown: bool) -> None:
     layout = _layout(found, where)
     if layout is None:
         st.html(markup.notice("The names of the nodes are not known yet; the page asks again in a few seconds."))
     else:
-        _draw_map(found, layout, wanted, since is not None)
-    _incidents(head, found)
+        _draw_map(found, layout, wanted, unknown)
 
 
 def _layout(found: FleetMap, where: dict[str, str]) -> FleetLayout | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dashboards.freshness.component import stamp_data
 from tests.dashboards.conftest import Api, silence_table
 from tests.dashboards.device_tables import empty_caches, serve_node
 from tests.dashboards.jobs_tables import answers as job_answers
@@ -15,7 +16,7 @@ from tests.dashboards.test_dashboard_link import PORT, link_script
 from tests.dashboards.test_dashboard_lists import handover_script, silences_script
 from tests.dashboards.test_dashboard_mutes import detectors_script
 from tests.dashboards.test_dashboard_node import node_script
-from tests.dashboards.test_dashboard_pages import incident_script, page, shown
+from tests.dashboards.test_dashboard_pages import fleet_script, incident_script, page, shown
 from tests.dashboards.test_data_quality import script as data_script
 from tests.dashboards.test_jobs import script as jobs_script
 
@@ -72,6 +73,45 @@ def test_what_an_answer_said_is_no_fact_while_it_fails(
     text = shown(page(script, **query))
     assert {claim: said for claim in claims if (said := facts(text, claim))} == {}
     assert "The store is busy (HTTP 503)" in text
+
+
+def break_power(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets only the map in one colour fail."""
+    answer = api.get
+    monkeypatch.setattr(
+        api, "get", lambda path, query: BUSY if query.get("colour") == ["power"] else answer(path, query)
+    )
+
+
+def test_a_map_whose_colour_alone_fails_leaves_the_rest_of_the_page_as_it_is(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_caches()
+    stamps: list[str] = []
+    monkeypatch.setattr("dashboards.views.parts.freshness", lambda *given: stamps.append(stamp_data(*given)["fault"]))
+    break_power(api, monkeypatch)
+    test = page(fleet_script, colour="power")
+    text = shown(test)
+    assert ">1 critical of 3 nodes, 1 without data<" in text
+    assert "Unknown since 20" not in text
+    assert "<b>Map by rack, coloured by Power, unknown.</b> The store is busy (HTTP 503)" in text
+    assert "1 opened in the last hour" in text
+    assert [len(test.get("button_group")), stamps] == [2, [""]]
+
+
+def test_a_new_colour_while_the_api_is_away_keeps_what_the_last_map_said(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_caches()
+    monkeypatch.setattr("dashboards.views.parts.freshness", lambda *_: None)
+    assert ">1 critical of 3 nodes, 1 without data<" in shown(page(fleet_script, by="leaf"))
+    for path in ("fleet", "fleet/map", "incidents"):
+        api.broken[path] = BUSY
+    empty_caches()
+    text = shown(page(fleet_script, by="rail", colour="power"))
+    assert "Last known: 1 critical of 3 nodes, 1 without data" in text
+    assert "<b>Showing the last known state.</b> The store is busy (HTTP 503)" in text
+    assert "<b>Map by rail, coloured by Power, unknown.</b>" in text
 
 
 def test_mutes_never_read_are_unknown_beside_detectors_that_are(api: Api) -> None:
