@@ -116,11 +116,13 @@ def effect_text(state: str, slowdown: float | None, basis: str, now: int) -> str
     return text.replace(doubt, f"{doubt.rpartition(' ')[0]} {clock(since, now)}", 1) if since else text
 
 
-def action_text(detail: IncidentDetail) -> str:
-    """Returns the advice of the site or of Fleetpulse."""
-    return (
-        plain(detail.advice) if detail.advice else recommended_action(detail.incident.detector, detail.incident.cause)
-    )
+def action_text(detail: IncidentDetail, now: int) -> str:
+    """Returns the advice of the site or of Fleetpulse, of a resolved incident after since when it is."""
+    incident = detail.incident
+    advice = plain(detail.advice) if detail.advice else recommended_action(incident.detector, incident.cause)
+    if incident.resolved is None:
+        return advice
+    return f"Resolved since {clock(incident.resolved, now)}. The advice while it was open: “{advice}”"
 
 
 def runbook_link(detail: IncidentDetail) -> Text:

@@ -8,6 +8,7 @@ import numpy as np
 
 from dashboards.devices.answers import Compared, Comparison, Line, Numbers
 from dashboards.devices.cells import Column
+from dashboards.rates import unit_per_hour
 
 LEVELS = {
     "port": (
@@ -93,7 +94,8 @@ def _ratio(one: Numbers, other: Numbers) -> Numbers:
 
 def convert_to_hours(signal: Compared) -> Compared:
     """Returns a counter of events as a rate per hour, in which links are judged; any other signal unchanged."""
-    if not (signal.unit.startswith("{") and signal.unit.endswith("}/s")):
+    unit = unit_per_hour(signal.unit)
+    if not unit:
         return signal
 
     def per_hour(values: Numbers) -> Numbers:
@@ -104,7 +106,7 @@ def convert_to_hours(signal: Compared) -> Compared:
 
     lines = tuple(Line(one.entity, per_hour(one.values), maybe(one.low), maybe(one.high)) for one in signal.lines)
     band = signal.band and (per_hour(signal.band[0]), per_hour(signal.band[1]), per_hour(signal.band[2]))
-    return replace(signal, unit=f"{signal.unit[:-1]}h", lines=lines, band=band)
+    return replace(signal, unit=unit, lines=lines, band=band)
 
 
 def has_errors(signal: Compared) -> bool:

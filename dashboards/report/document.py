@@ -161,7 +161,7 @@ def _impact(read: Read, row: Mapping[str, Any], now: int) -> str:
         lines = [("Affected", ", ".join(evidence.impact(detail)) or "unknown")]
     else:
         lines = [("Affected", "; ".join(cause_and_impact.impact_lines(found))), ("Jobs", _jobs(found, now))]
-    lines.append(("Recommended action", cause_and_impact.action_text(detail)))
+    lines.append(("Recommended action", cause_and_impact.action_text(detail, now)))
     if detail.runbook_url:
         own = cause_and_impact.read_detector_page(detail.runbook_url)
         lines.append(("About this detector" if own else "Runbook", detail.runbook_url))

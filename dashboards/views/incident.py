@@ -15,6 +15,7 @@ from dashboards.incident_timeline import timeline_rows
 from dashboards.links import Link, Text, as_markup, entity_crumbs, entity_link, incident_link
 from dashboards.markup import SEVERITY_OF
 from dashboards.people_answers import parse_silences
+from dashboards.rates import convert_series
 from dashboards.theme import PALETTES
 from dashboards.views import acts, muting, parts
 from dashboards.views.response import draw_actions
@@ -118,7 +119,7 @@ def _answers(detail: IncidentDetail, now: int) -> None:
     """Draws why, impact, action and delivery: what the first screen of a phone answers."""
     over = detail.incident.resolved is not None
     note = "resolved: this was the advice while it was open" if over else ""
-    st.html(markup.section("Recommended action", note) + _action(detail, "quiet" if over else "advice"))
+    st.html(markup.section("Recommended action", note) + _action(detail, "quiet" if over else "advice", now))
     st.html(markup.section("Impact") + _impact(detail, now))
     cause = markup.facts(cause_and_impact.cause_rows(detail))
     st.html(markup.section("Cause") + f'<div class="fp-narrow">{cause}</div>')
@@ -134,10 +135,10 @@ def nodes_of(incident: Incident) -> list[str]:
     return [name.rpartition(".")[0]] if kind in ("gpu", "port", "nic", "nvlink") else []
 
 
-def _action(detail: IncidentDetail, tone: str) -> str:
+def _action(detail: IncidentDetail, tone: str, now: int) -> str:
     runbook = cause_and_impact.runbook_link(detail)
     more = f" {as_markup(runbook)}" if runbook else ""
-    return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail))}{more}", tone)
+    return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail, now))}{more}", tone)
 
 
 def _impact(detail: IncidentDetail, now: int) -> str:
@@ -231,7 +232,7 @@ def _chart(detail: IncidentDetail, now: int) -> None:
                 st.html(
                     markup.section("Evidence", f"{signal_name(signal)}, {entity_name(entity)} and its peers{known}")
                 )
-                st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")
+                st.altair_chart(peers_chart(convert_series(answer.value), detail.incident.onset, palette), key="peers")
             return
     with place:
         st.html(markup.section("Evidence"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC
 from zoneinfo import ZoneInfo
 
@@ -12,6 +13,7 @@ import pytest
 from dashboards import words
 from dashboards.answers import Point, Series
 from dashboards.evidence import chart_rows, legend_names, peers_chart
+from dashboards.rates import convert_series
 from dashboards.theme import PALETTES
 from pipeline.model.records import SECOND
 
@@ -30,6 +32,29 @@ def test_a_chart_is_valid_vega_lite_with_a_utc_axis_and_the_onset(mode: str) -> 
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "line", "rule", "text"]
     onset = chart["datasets"][chart["layer"][-1]["data"]["name"]]
     assert onset == [{"time": 10_000, "label": "onset 1970-01-01 00:00:10Z"}]
+
+
+@pytest.mark.parametrize(
+    ("signal", "unit", "drawn"),
+    [
+        ("nic.symbol_errors", "{error}/s", "error/h"),
+        ("nic.carrier_changes", "{change}/s", "change/h"),
+        ("nvlink.crc_errors", "{error}/s", "error/h"),
+        ("gpu.dram_corrected", "{error}/s", "error/h"),  # usual rates of memory errors are per hour in titles
+        ("nic.rx_packets", "{packet}/s", "packet/s"),
+        ("node.context_switches", "{switch}/s", "switch/s"),
+        ("nic.rx_bytes", "By/s", "B/s"),
+    ],
+)
+def test_error_rates_are_drawn_per_hour_as_titles_name_them(signal: str, unit: str, drawn: str) -> None:
+    given = replace(series([0.5, None, 1.0]), signal=signal, unit=unit)
+    shown = convert_series(given)
+    factor = 3600 if drawn.endswith("/h") else 1
+    assert [p.value for p in shown.points] == [0.5 * factor, None, factor]
+    assert (shown.points[0].median, shown.points[0].high) == (factor, 1.1 * factor)
+    chart = peers_chart(shown, 0, PALETTES["light"]).to_dict()
+    assert chart["layer"][2]["encoding"]["y"]["title"] == drawn
+    assert given.points[0].value == 0.5
 
 
 def test_without_peers_the_device_is_drawn_alone() -> None:

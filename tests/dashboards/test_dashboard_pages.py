@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 import dashboards
 from dashboards import snapshot
+from tests.dashboards.conftest import finding_table, series_table
 
 APP = Path(dashboards.__file__).parent / "app.py"
 
@@ -150,6 +151,17 @@ def test_an_unknown_state_in_the_address_is_ignored(api: Any) -> None:
     assert "No incidents in this state" not in shown(page(incidents_script, state="splendid"))
 
 
+def test_the_chart_of_an_incident_of_link_errors_is_per_hour_as_its_title(api: Any) -> None:
+    port, name = "port:n003.mlx5_0", "nic.symbol_errors"
+    api.incidents["A1"]["findings"] = [{**finding_table(), "entity": port, "detector": "link", "signals": [name]}]
+    rate = {"name": name, "unit": "{error}/s", "help": "Symbol errors", "kind": "counter"}
+    api.tables["series"] = lambda _: {**series_table(port, name), "signal": rate}
+    (chart,) = page(incident_script, id="A1").get("vega_lite_chart")
+    spec = chart.proto.spec
+    assert '"error/h"' in spec
+    assert "error/s" not in spec
+
+
 def test_an_incident_shows_title_evidence_impact_and_action(api: Any) -> None:
     text = shown(page(incident_script, id="A1"))
     for part in (
@@ -170,9 +182,12 @@ def test_the_advice_of_a_resolved_incident_is_not_one_for_now(api: Any) -> None:
     said = "resolved: this was the advice while it was open"
     assert said not in shown(page(incident_script, id="A1"))
     snapshot._fetch_cached.clear()
-    api.incidents["A1"] |= {"state": "resolved", "resolved": "2026-01-01T12:00:00.000000Z"}
+    resolved = {"state": "resolved", "resolved": "2026-01-01T12:00:00.000000Z"}
+    api.incidents["A1"] |= {**resolved, "advice": "Go to the CDU now."}
     text = shown(page(incident_script, id="A1"))
     assert f"Recommended action<span>{said}</span>" in text
+    assert "Resolved since 2026-01-01 12:00:00Z. The advice while it was open: “Go to the CDU now.”" in text
+    assert text.count("Go to the CDU now") == 1
     assert "fp-notice-advice" not in text
 
 

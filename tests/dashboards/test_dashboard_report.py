@@ -82,6 +82,14 @@ def test_a_report_has_the_impact_and_the_advice_of_the_incident_page(api: Any) -
         assert part in text
 
 
+def test_an_incident_that_was_resolved_since_the_list_was_read_gives_no_order(api: Any) -> None:
+    known = {**api.incidents["A1"], "advice": "Go now."}
+    api.answers["incidents/A1"] = {**known, "state": "resolved", "resolved": iso(NOW)}
+    text = report(api)
+    said = "The advice while it was open: “Go now.”</td>"
+    assert f"<th>Recommended action</th><td>Resolved since 12:00:00Z. {said}" in text
+
+
 @pytest.mark.parametrize(
     ("unlisted", "jobs", "expected"), [(0, 0, "none"), (64, 0, "not known"), (3, 0, "jobs of 3 nodes not known")]
 )
