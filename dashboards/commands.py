@@ -41,6 +41,9 @@ def read_api(config: Config, path: str, query: Mapping[str, str]) -> Mapping[str
 
 def write_reports(config: Config, given: argparse.Namespace) -> int:
     """Writes the report, the picture, or both. Raises UsageError without a file to write."""
+    from streamlit import logger
+
+    logger.set_log_level("ERROR")  # it warns that no server runs when the report's modules are imported
     from dashboards.report.document import map_picture, read_map, write_report
 
     if given.weekly:

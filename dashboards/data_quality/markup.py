@@ -58,7 +58,7 @@ def overview(quality: Quality) -> str:
             linked.tile(
                 f"{len(blind):,}/{len(quality.sights):,}",
                 "detectors partly blind",
-                f"{sum(s.blind for s in blind):,} devices not judged" if blind else "all devices judged",
+                not_judged(blind) if blind else "all devices judged",
                 _tone(len(blind), "degraded"),
                 "#blind",
             ),
@@ -74,6 +74,19 @@ def overview(quality: Quality) -> str:
             _room_tile(quality.disk),
         )
     )
+
+
+def not_judged(sights: Sequence[Sight]) -> str:
+    """Returns the devices that a detector cannot judge, by kind: each once, though several detectors may miss it. Which
+    they are is not known, so that several detectors of one kind give the least number."""
+    counts: dict[str, int] = {}
+    for sight in sights:
+        if sight.blind:
+            counts[sight.kind] = max(sight.blind, counts.get(sight.kind, 0))
+    if not counts:
+        return "no device is left out"
+    least = "at least " if sum(s.blind > 0 for s in sights) > len(counts) else ""
+    return f"{least}{linked.kinds(counts, KINDS)} not judged"
 
 
 def _lag_tile(quality: Quality) -> str:

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from pipeline.api.incident_list import StoredIncidents, load_incidents
 from pipeline.api.models import Strict
 from pipeline.api.service import ApiContext, get_context, json_response
+from pipeline.incidents.silences import alert_name
 from pipeline.model.entity_names import entity_name, parse_entity_name, split_part
 from pipeline.model.records import SECOND, Incident
 from pipeline.model.signals import CLASSES
@@ -175,14 +176,18 @@ def find_partial(index: Index, wanted: str) -> tuple[dict[str, str], int]:
     """Returns entity -> match by the beginning of a name as pages show it, `GPU 3 of n0`, and how many there are."""
     kind, part, owner = split_part(wanted.removesuffix(" of"))
     found: dict[str, str] = {}
+    numbered: dict[str, str] = {}  # `GPU 3`: the third of a node, not those of a node with a 3 in its name
     total = 0
     for entity, match in index.find(owner) if kind and owner else ():
-        if kind_of(entity) != kind or (part and match.casefold().partition(".")[2] != part):
+        own = match.casefold().partition(".")[2]
+        if kind_of(entity) != kind or (part and own != part):
             continue
         total += entity not in found
         if total <= MAX_SCANNED:
             found.setdefault(entity, match)
-    return found, total
+            if not part and own.startswith(owner):
+                numbered[entity] = match
+    return (numbered, len(numbered)) if numbered else (found, total)
 
 
 def list_heads(title: str) -> list[str]:
@@ -198,7 +203,7 @@ def fold_text(text: str) -> str:
 
 
 def find_incidents(stored: StoredIncidents, texts: Sequence[str], wanted: str) -> list[dict[str, Any]]:
-    """Returns incidents with all words in `texts`: id, title, cause, detector; that of the whole title first, then
+    """Returns incidents with all words in `texts`: id, title, cause, detector, alert; of the whole title first, then
     unresolved ones, then the newest. Without any, those of the device that a title begins with: its numbers change."""
     folded = fold_text(wanted)
     for tried in (folded, *list_heads(folded)):
@@ -217,9 +222,13 @@ def is_titled(incident: Incident, folded: str) -> bool:
 
 
 def write_texts(incidents: Iterable[Incident]) -> list[str]:
-    """Returns of each incident the text in which words are found, with names of its entities as they are shown."""
+    """Returns of each incident the text in which words are found, with names of its entities as they are shown, and of
+    its alert."""
     return [
-        fold_text(f"{i.id} {i.summary} {i.cause} {i.detector} {entity_name(i.cause)} {entity_name(i.entity)}")
+        fold_text(
+            f"{i.id} {i.summary} {i.cause} {i.detector} {alert_name(i.detector)} {entity_name(i.cause)} "
+            f"{entity_name(i.entity)}"
+        )
         for i in incidents
     ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,20 @@ def test_the_command_writes_both_files(api: Any, tmp_path: Path, capsys: pytest.
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("fleetpulse: wrote")) == ("", 2)
+
+
+def test_the_command_prints_no_warning_of_a_server_that_it_needs_not() -> None:
+    code = (
+        "import argparse, sys\n"
+        "from dashboards import commands\n"
+        "assert 'streamlit' not in sys.modules\n"
+        "given = argparse.Namespace(command='report', weekly=False, json=None, html=None, png=None)\n"
+        "try: commands.run(None, given)\n"
+        "except commands.UsageError as error: print(error)\n"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "nothing to write" in made.stdout
 
 
 def test_the_command_refuses_what_it_cannot_do(api: Any, tmp_path: Path) -> None:

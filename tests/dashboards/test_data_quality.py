@@ -9,7 +9,7 @@ import pytest
 
 from dashboards import snapshot
 from dashboards.data_quality import explain, markup
-from dashboards.data_quality.answers import parse_quality
+from dashboards.data_quality.answers import Sight, parse_quality
 from tests.dashboards.quality_tables import (
     HOSTILE,
     empty_quality,
@@ -25,6 +25,18 @@ def script() -> None:
     from dashboards.data_quality.page import page
 
     page()
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ([("thermal", "gpu", 152), ("power", "gpu", 1)], "at least 152 GPUs not judged"),
+        ([("thermal", "gpu", 1), ("coolant", "cdu", 1), ("xid", "gpu", 0)], "1 GPU, 1 CDU not judged"),
+        ([("coolant", "cdu", 0)], "no device is left out"),
+    ],
+)
+def test_a_device_that_two_detectors_miss_is_counted_once(seen: list[tuple[str, str, int]], said: str) -> None:
+    assert markup.not_judged([Sight(name, kind, 512, blind, "", (), 0) for name, kind, blind in seen]) == said
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from pipeline.api import search
+from pipeline.incidents.silences import alert_name
 from pipeline.model.entity_names import entity_name
 from pipeline.model.topology import Topology
 
@@ -84,7 +85,9 @@ def test_every_name_that_pages_show_is_found_first(client: httpx.Client) -> None
 def test_the_beginning_of_a_shown_name_finds_what_it_can_become(client: httpx.Client) -> None:
     assert found(client, "GPU 1 of n") == ["gpu:n1.1", "gpu:n2.1", "gpu:n3.1"]
     assert found(client, "node n")[:2] == ["node:n1", "node:n2"]
-    assert set(found(client, "gpu 1")) == {e for e in found(client, "gpu:") if "1" in e}
+    assert found(client, "gpu 1") == ["gpu:n1.1", "gpu:n2.1", "gpu:n3.1"], "not gpu:n1.0: a node with a 1"
+    assert found(client, "port mlx5") == ["port:n1.mlx5_0", "port:n3.mlx5_0"]
+    assert found(client, "gpu n1") == ["gpu:n1.0", "gpu:n1.1"]
 
 
 def test_a_whole_title_finds_its_incident_and_its_device(
@@ -104,6 +107,14 @@ def test_a_whole_title_finds_its_incident_and_its_device(
     assert found(client, titles["INC-1"][1].replace(",200", "200")) == ["gpu:n1.1", "INC-1"]
     older = "GPU 1 of n1: XID 31, memory page fault"
     assert found(client, older) == ["gpu:n1.1", "INC-1", "INC-2"], "the title of then: the incidents of the device"
+
+
+def test_the_name_of_an_alert_finds_its_incidents(client: httpx.Client, open_incident: Any) -> None:
+    open_incident("INC-7", "gpu:n1.1")
+    name = alert_name("straggler")
+    assert found(client, name) == ["INC-7"]
+    assert found(client, f"{name.upper()} n1") == ["INC-7"]
+    assert found(client, alert_name("sdc")) == []
 
 
 @pytest.mark.parametrize("text", ["gpu" + " of " * 74, ": " * 150, "version" + " a" * 146, "1," * 150, "[" * 300])
