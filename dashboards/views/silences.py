@@ -16,11 +16,12 @@ from dashboards.links import Link, Text, incident_link
 from dashboards.people_answers import Silence, parse_silence, parse_silences
 from dashboards.snapshot import CachedAnswer
 from dashboards.views import parts, silencing
-from dashboards.views.form_popover import close_popover, draw_failure, draw_outcome, draw_popover, keep_failure
+from dashboards.views.form_popover import close_popover, draw_failure, draw_popover, keep_failure
 from dashboards.words import age, amount, clock, plain
 from pipeline.model.records import SECOND, Incident, from_iso, iso
 
-_RESULT = "fleetpulse.silences.result"
+_PAGE = "silences-page"
+"""Key of the result of a change: a single one is kept with that of the form for a new silence, the newest."""
 _WINDOW = "silences-window"
 MAX_EXPIRED = 50
 """Ended silences shown, the newest. Chosen."""
@@ -43,8 +44,7 @@ def _body() -> None:
     parts.draw_head(text, [], "", answer, of_now=found is not None)
     parts.draw_error(answer)
     _add_forms()
-    if outcome := st.session_state.get(_RESULT):
-        draw_outcome(outcome, answer)
+    silencing.draw_result(_PAGE, answer)
     if found is None:
         return
     held = snapshot.fetch(parse_held, "incidents", show="silenced")
@@ -151,10 +151,10 @@ def _send(
         why = "Another person changed it; it is shown as it is now. " if error.status == CONFLICT else ""
         refused = describe_failure(error, "Nothing changed.")
         outcome = Outcome("degraded", f"Nothing changed. {why}", False) if why else refused
-        st.session_state.pop(_RESULT, None)
+        silencing.drop_result()
         keep_failure(popover, outcome)
         return outcome
-    st.session_state[_RESULT] = outcome
+    silencing.keep_result(_PAGE, outcome)
     close_popover(popover)
     return outcome
 
@@ -270,6 +270,6 @@ def _expire(silence: Silence) -> None:
 def _end_mute(identity: str) -> None:
     try:
         snapshot.end_mute(identity)
-        st.session_state[_RESULT] = Outcome("quiet", "Mute ended.", True)
+        silencing.keep_result(_PAGE, Outcome("quiet", "Mute ended.", True))
     except ApiError as error:
-        st.session_state[_RESULT] = describe_failure(error, "Mute not ended.")
+        silencing.keep_result(_PAGE, describe_failure(error, "Mute not ended."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -11,6 +12,7 @@ from dashboards.acting import Outcome, describe_failure
 from dashboards.client import ApiError
 from dashboards.links import incident_link
 from dashboards.people_answers import Silence, parse_silence
+from dashboards.snapshot import CachedAnswer
 from dashboards.views.form_popover import close_popover, draw_outcome
 from dashboards.words import amount, clock, plain
 from pipeline.model.entity_names import entity_name
@@ -122,11 +124,16 @@ def draw_preview(matchers: Sequence[str]) -> None:
     st.html(markup.notice(more, "quiet", heading) + (markup.table(("",), rows, "") if rows else ""))
 
 
-def draw_result(key: str) -> None:
-    """Draws the result of the last request of a form."""
+def draw_result(key: str, answer: CachedAnswer[Any] | None = None) -> None:
+    """Draws the result of the last request of a form. answer: as for `draw_outcome`."""
     result = st.session_state.get(_RESULT)
     if result and result[0] == key:
-        draw_outcome(result[1])
+        draw_outcome(result[1], answer)
+
+
+def drop_result() -> None:
+    """Forgets the result of the last request."""
+    st.session_state.pop(_RESULT, None)
 
 
 def keep_result(key: str, outcome: Outcome) -> None:

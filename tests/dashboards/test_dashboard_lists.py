@@ -201,6 +201,21 @@ def test_what_a_form_of_a_silence_did_not_do_is_said_in_the_form_alone(
     assert said in shown_in_popover(test)
 
 
+def test_only_what_came_of_the_newest_change_of_a_silence_is_said(api: Any) -> None:
+    test = page(silences_script, opened="silences-new")
+    test.text_area[0].set_value("rack=r1")
+    test.text_input(key="silences-form-reason").set_value("fan")
+    test.button(key="silences-form-add").click().run()
+    assert "Silenced until" in shown(test)
+    made = api.silences[0]["id"]
+    test.session_state[f"end-{made}-0"] = True
+    test.run()
+    test.button(key=f"end-now-{made}").click().run()
+    text = shown(test)
+    assert "Ended: " in text
+    assert "Silenced until" not in text
+
+
 @pytest.mark.slow
 def test_a_silence_is_extended_and_ended_with_its_version(api: Any) -> None:
     api.silences = [silence_table("s1", ends=iso(NOW + 3600 * SECOND))]
