@@ -65,3 +65,13 @@ def test_a_key_that_writes_shows_it(incident: Any, api: Any) -> None:
     incident.locator(LINE, has_text="Waiting for the API").wait_for(timeout=2000)
     api.released.set()
     incident.get_by_text("Acknowledged.").wait_for()
+
+
+def test_the_text_of_a_wait_hides_what_it_lies_over(incident: Any, address: str, api: Any) -> None:
+    api.released.clear()
+    incident.goto(f"{address}/incident?id=B2&live=0", wait_until="commit")
+    spinner = incident.get_by_test_id("stSpinner").first
+    spinner.wait_for(timeout=10_000)
+    style = spinner.evaluate("e => [getComputedStyle(e).backgroundImage, getComputedStyle(e).backgroundColor]")
+    api.released.set()
+    assert style == ["none", "rgb(255, 255, 255)"], "a gradient lets the breadcrumbs below through"
