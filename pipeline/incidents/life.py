@@ -162,7 +162,7 @@ class LifeBook:
         return lives.is_shown_by_ranks(incident, self.topology.parents)
 
     def _recent_returns(self, life: Life, now: int) -> tuple[int, ...]:
-        return lives.count_returns(life, now, int(self.rules.flap_hours * _HOUR))
+        return lives.list_returns(life, now, int(self.rules.flap_hours * _HOUR))
 
     def _has_job(self, gpu: str) -> bool:
         return any(kind_of(e) == "rank" for e in self.topology.descendants(gpu))

@@ -46,7 +46,7 @@ def has_new_labels(incident: Incident, before: Incident | None) -> bool:
     return before is not None and any(getattr(incident, name) != getattr(before, name) for name in names)
 
 
-def count_returns(life: Life, now: int, window: int) -> tuple[int, ...]:
+def list_returns(life: Life, now: int, window: int) -> tuple[int, ...]:
     """Returns the newest times within `window` (us) at which it returned."""
     return tuple(t for t in life.returned[-MAX_RETURNS:] if now - t <= window)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -18,11 +17,15 @@ NEVER = -(1 << 62)
 """A time before all others: no frame is closed."""
 
 
-@dataclass(slots=True)
 class Source:
     """Rows that DuckDB reads under a registered name; each statement reads the present `table`."""
 
-    table: pa.Table
+    def __init__(self, table: pa.Table) -> None:
+        self.table, self._empty = table, table.schema.empty_table()
+
+    def clear(self) -> None:
+        """Forgets the rows; a slice without any would keep them in memory."""
+        self.table = self._empty
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.table.__arrow_c_stream__(requested_schema)
@@ -57,7 +60,7 @@ def provide_columns(
     try:
         yield
     finally:
-        source.table = table.slice(0, 0)
+        source.clear()
 
 
 def forget_sources(connection: duckdb.DuckDBPyConnection) -> None:

@@ -98,7 +98,7 @@ class HotTables:
         name, source = self._sources[key]
         source.table = rows
         connection.execute(f'INSERT INTO "{table}" BY NAME SELECT * FROM {name}')
-        source.table = rows.slice(0, 0)
+        source.clear()
 
     def _find_table(self, connection: duckdb.DuckDBPyConnection, rows: Rows) -> str:
         key = (rows.device_class, *((name, values.dtype) for name, values in rows.columns.items()))
