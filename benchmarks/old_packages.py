@@ -48,6 +48,10 @@ def add_packaging(tree: Path) -> None:
         shutil.copy(ROOT / name, tree / name)
     with (tree / "pyproject.toml").open("a") as project:
         project.write(HOOK)
+    index = tree / "docs" / "index.md"  # today's packaging expects the guides with their first page
+    if not index.exists():
+        index.parent.mkdir(exist_ok=True)
+        index.write_text("# Guides\n")
     shutil.copy(tree / "deploy" / "fleetpulse-agent.service", tree / "deploy" / "systemd")
     for unit in ("pipeline", "dashboard", "executor"):
         path = tree / "deploy" / "systemd" / f"fleetpulse-{unit}.service"
