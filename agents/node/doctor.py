@@ -26,6 +26,8 @@ from agents.collector import Collector, Reading
 from agents.collectors.registry import configured_collectors
 from agents.node.health import status_file
 from agents.node.once import NO_ANSWER_YET, CollectorReport, find_unreachable, read_once
+from agents.node.workers.processes import WorkerProcesses
+from agents.node.workers.worker import NO_PROCESS
 from pipeline.commands.checks import Check
 from pipeline.commands.next_steps import STARTING
 from pipeline.config.sections import Config
@@ -34,6 +36,9 @@ from pipeline.model.signals import CATALOGUE
 from pipeline.runtime import systemd
 from pipeline.runtime.guides import guide
 
+START_S = 30.0
+"""Time (s) for the start of the process that forks collectors, if it cannot be forked. Chosen: half of the time of
+a check; its imports took more than 5 s on a host with a load of 20 per core."""
 _COLLECTOR_SIGNALS = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
 """Signals of the collector itself, present even if the GPU reports nothing."""
 _RECOVERY_ACTIONS = CATALOGUE["gpu.recovery_action"].states
@@ -214,10 +219,15 @@ _MEANING_CLOCK = "timestamps of this node do not match those of others"
 
 
 def prepare_collector_checks(config: Config) -> Callable[[Config], list[Check]]:
-    """`check_collectors` with its collectors. Raises ConfigError: a wrong setting ends doctor as any command."""
-    return partial(
-        check_collectors, chosen=configured_collectors(config.collector, config.source, config.agent.collectors)
-    )
+    """`check_collectors` with its collectors. Raises ConfigError: a wrong setting ends doctor as any command.
+
+    Checks run in threads, in which no process is forked: a fresh interpreter takes many seconds on a busy host. So the
+    process that forks the collectors' ones is forked here.
+    """
+    chosen = configured_collectors(config.collector, config.source, config.agent.collectors)
+    processes = WorkerProcesses(START_S)
+    processes.fork_server()
+    return partial(check_collectors, chosen=chosen, processes=processes)
 
 
 def check_agent(config: Config) -> Check:
@@ -279,13 +289,16 @@ def _read_lock(config: Config) -> tuple[Literal["held", "free", "unknown"], floa
     return found, 0.0
 
 
-def check_collectors(config: Config, chosen: Sequence[Collector] | None = None) -> list[Check]:
+def check_collectors(
+    config: Config, chosen: Sequence[Collector] | None = None, processes: WorkerProcesses | None = None
+) -> list[Check]:
     """One check per collector, then privileges for a part of a collector's signals, then the clock."""
     if chosen is None:
         chosen = configured_collectors(config.collector, config.source, config.agent.collectors)
     held = check_held(config, [collector.name for collector in chosen if collector.exclusive])
     taken = {check.name for check in held}
-    reports = read_once(config, [collector for collector in chosen if f"collector {collector.name}" not in taken])
+    read = [collector for collector in chosen if f"collector {collector.name}" not in taken]
+    reports = read_once(config, read, processes)
     checks = held + [check_report(report) for report in reports]
     reported = {c.name for c in checks if c.state != "ok"}
     checks += [check for check in check_privileges(reports) if check.name not in reported]
@@ -329,7 +342,10 @@ def check_report(report: CollectorReport) -> Check:
         else _suggest_fix(reason) or (_AS_ROOT if denied else "")
     )
     if report.failed:
-        meaning = "its telemetry of this node is missing; the agent continues without it"
+        if NO_PROCESS in problem:
+            meaning = "unknown: it was not read, which says nothing about the agent"
+            return Check(name, "fail", problem, meaning, "uptime; free -m; ulimit -u  # then fleetpulse doctor again")
+        meaning = "an agent on this host sends nothing of it, and continues without it"
         return Check(name, "fail", problem, meaning, remedy or "dmesg | tail; then fleetpulse once, which shows more")
     if denied:
         return Check(name, "warn", reason, "its source is present, but this user may not read it", remedy)

@@ -19,6 +19,7 @@ from agents.collectors.registry import configured_collectors
 from agents.node.batches import build_blocks
 from agents.node.health import status_file
 from agents.node.workers.pool import ReadResult, Worker, WorkerPool, merge_results
+from agents.node.workers.processes import WorkerProcesses
 from pipeline.config.sections import Config
 from pipeline.model.records import iso
 from pipeline.model.signals import CATALOGUE
@@ -53,14 +54,16 @@ class CollectorReport:
         return bool(self.problem) and not self.problem.startswith("no data: ")
 
 
-def read_once(config: Config, collectors: Sequence[Collector] | None = None) -> list[CollectorReport]:
+def read_once(
+    config: Config, collectors: Sequence[Collector] | None = None, processes: WorkerProcesses | None = None
+) -> list[CollectorReport]:
     """Reads every collector once, all at the same time; one that exceeds its deadline is `hung`."""
     collectors = (
         configured_collectors(config.collector, config.source, config.agent.collectors)
         if collectors is None
         else collectors
     )
-    pool, now = WorkerPool(collectors, config.agent.node), clock_time.time_ns() // 1000
+    pool, now = WorkerPool(collectors, config.agent.node, processes=processes), clock_time.time_ns() // 1000
     try:
         results = _collect_results(pool, now)
         _read_settling(pool, results)

@@ -235,7 +235,7 @@ def secrets(config: Config) -> Check:
     if absent := private_files.find_absent_secrets(config):
         meaning = "what needs them does not start or cannot log in"
         fix = f"write them (tokens: fleetpulse init), or correct the keys; {guide('security.md', 'Secrets')}"
-        return Check("secrets", "warn", "; ".join(absent), meaning, fix)
+        return Check("secrets", "warn", "; ".join(absent), meaning, fix, is_cause=True)
     if old := list_old_copies(config):
         units = " ".join(sorted({text.rpartition(" ")[2] for text in old}))
         return Check(
@@ -401,8 +401,10 @@ def run_checks(config: Config, checks: Sequence[CheckFunction] = CHECKS, limit_s
         thread = threading.Thread(target=_examined, args=(check, config, made), daemon=True)
         thread.start()
         thread.join(limit_s)
-        hangs = f"not finished within {limit_s:g} s: a disk or server does not answer"
-        found += made or [Check(_name_check(check), "fail", hangs, "the check could not run")]
+        hangs = f"not finished within {limit_s:g} s"
+        meaning = "unknown: a disk or a server may not answer, or this host is too busy"
+        fix = "uptime; cat /proc/pressure/io  # then fleetpulse doctor again"
+        found += made or [Check(_name_check(check), "fail", hangs, meaning, fix)]
     return found
 
 

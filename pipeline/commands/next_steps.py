@@ -25,12 +25,13 @@ PAUSE_S = 2.0
 
 
 def suggest_next(config: Config, checks: Sequence[Check]) -> list[str]:
-    """Returns the lines below the checks: fixes of what fails, then of what warns; else what a sound host does next."""
+    """Returns the lines below the checks: fixes of causes, of what fails, of what warns; else what a sound host does
+    next."""
     fixes: dict[str, str] = {}  # one step may mend several checks
-    for state in ("fail", "warn"):
-        for check in checks:
-            if check.state == state and check.fix:
-                fixes.setdefault(check.fix, check.name)
+    wrong = [check for state in ("fail", "warn") for check in checks if check.state == state]
+    for check in sorted(wrong, key=lambda check: not check.is_cause):
+        if check.fix:
+            fixes.setdefault(check.fix, check.name)
     steps = [f"{name}: {fix}" for fix, name in fixes.items()]
     failed = sum(check.state == "fail" for check in checks)
     if failed and lacks_rights():

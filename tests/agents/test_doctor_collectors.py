@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -60,6 +61,32 @@ def test_an_absent_source_is_information_and_an_unreadable_one_a_warning_each_wi
 def test_a_collector_that_hangs_or_fails_fails_the_check(trouble: str) -> None:
     found = doctor.check_report(CollectorReport("host", 1, (), trouble))
     assert (found.state, found.found) == ("fail", trouble)
+
+
+def test_one_for_which_no_process_starts_says_nothing_of_an_agent_or_its_hardware() -> None:
+    found = doctor.check_report(CollectorReport("nvml", 1, (), "fault: no process for it: timed out"))
+    assert found.state == "fail"
+    assert "not read" in found.meaning
+    assert "uptime" in found.fix
+    assert "dmesg" not in found.fix
+
+
+def test_doctor_reads_collectors_without_the_start_of_an_interpreter() -> None:
+    """It took longer than its timeout on a host with a load of 40, and failed four collectors without a fault."""
+    program = """from agents.node import doctor
+from agents.node.workers import processes
+from pipeline.commands.doctor import run_checks
+from pipeline.config.sections import Config
+def start(): raise OSError("a fresh interpreter")
+processes._start_fork_server = start
+for check in run_checks(Config(), [doctor.prepare_collector_checks(Config())]):
+    print(check.state, check.name, check.found)
+"""
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert " collector nvml " in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("fail")] == []
 
 
 # --- permissions -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import contextlib
 import os
 import pickle
 import socket
+import threading
+import time
 
 import pytest
 
@@ -31,6 +33,31 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_request
         with contextlib.suppress(BrokenPipeError):
             channel.send(pickle.dumps(53))  # the pid of a worker that it forked at last
     assert workers.kill(4711) == RUNNING
+    workers.close()
+    for channel in servers:
+        channel.close()
+
+
+def test_a_fresh_one_may_take_long_to_start_once_and_no_later_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[float] = []
+
+    def start_slow_server() -> tuple[socket.socket, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        starts.append(time.monotonic())
+        if len(starts) == 1:  # answers one request, late, and then hangs
+            threading.Timer(0.5, lambda: theirs.send(pickle.dumps(53))).start()
+        servers.append(theirs)
+        return ours, os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+
+    servers: list[socket.socket] = []
+    monkeypatch.setattr(processes, "FORK_SERVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(processes, "_start_fork_server", start_slow_server)
+    workers = WorkerProcesses(30.0)
+    assert workers.kill(4711) == 53
+    before = time.monotonic()
+    assert workers.kill(4711) == RUNNING  # 0.1 s for the hung one and 0.1 s for its successor
+    assert time.monotonic() - before < 10.0
+    assert len(starts) == 2
     workers.close()
     for channel in servers:
         channel.close()

@@ -18,6 +18,8 @@ import duckdb
 import pytest
 
 from pipeline.commands import doctor, init
+from pipeline.commands.checks import Check
+from pipeline.commands.next_steps import suggest_next
 from pipeline.config.receivers import Notify, Webhook
 from pipeline.config.sections import Api, Config, Site, Spool, Store
 from pipeline.model.errors import HeldStore, Unreachable
@@ -280,6 +282,13 @@ def test_a_check_that_raises_an_error_is_a_failure(config: Config) -> None:
         raise Unreachable("not reachable")
 
     assert doctor.run_checks(config, [broken_check])[0].state == "fail"
+
+
+def test_what_other_checks_fail_for_is_the_first_step(config: Config, tmp_path: Path) -> None:
+    """Tokens that are not there were named after the pipeline that does not start without them."""
+    missing = dataclasses.replace(config, api=dataclasses.replace(config.api, token_file=tmp_path / "tokens"))
+    said = suggest_next(missing, [Check("api", "fail", "x", "", "start it"), doctor.secrets(missing)])
+    assert [line.split()[1] for line in said[1:]] == ["secrets:", "api:"]
 
 
 def test_the_checks_are_numbered_with_meaning_and_fix(config: Config) -> None:

@@ -20,7 +20,10 @@ STOP_CHECK_S = 0.25
 
 
 class WorkerPool:
-    """The workers of one node. Made before the process has other threads (it forks). `interval`: of the ticks, in s."""
+    """The workers of one node. Made before the process has other threads (it forks). `interval`: of the ticks, in s.
+
+    processes: those with a fork server that was forked earlier, if this process has threads by now.
+    """
 
     def __init__(
         self,
@@ -29,9 +32,10 @@ class WorkerPool:
         interval: float = 1.0,
         monotonic: Callable[[], float] = clock_time.monotonic,
         stopping: Callable[[], bool] = lambda: False,
+        processes: WorkerProcesses | None = None,
     ) -> None:
         self._interval, self._monotonic = interval, monotonic
-        self._node, self._processes = node, WorkerProcesses()
+        self._node, self._processes = node, processes or WorkerProcesses()
         self.workers = [Worker(c, node, interval, monotonic, self._processes) for c in collectors]
         self._start_missing(self.workers)
         self._before = monotonic()

@@ -61,22 +61,28 @@ FORK_SAFE_THREADS: set[int] = set()
 class WorkerProcesses:
     """Starts and ends workers, directly or through the fork server.
 
-    fork_server_pid: process id of the fork server, or 0.
+    fork_server_pid: process id of the fork server, or 0.   start_timeout_s: for the first answer of one that is a fresh
+    interpreter, once; further ones get FORK_SERVER_TIMEOUT_S, as their sum delays all collectors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_timeout_s: float = FORK_SERVER_TIMEOUT_S) -> None:
         self._forked = ForkedWorkers()
+        self._start_timeout_s = start_timeout_s
         self._channel: socket.socket | None = None
         self.fork_server_pid = 0
 
     def spawn(self, collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> int:
         """Forks a worker that serves each collector over its channel; its pid. Raises OSError if that is impossible."""
         if is_single_threaded():
-            if self._channel is None:
-                self._channel, self.fork_server_pid = self._forked.spawn_fork_server()
+            self.fork_server()
             return self._forked.spawn(collectors, node, channels)
         recipes = [(type(collector), collector_settings(collector)) for collector in collectors]
         return self._request(("spawn", (recipes, node)), [channel.fileno() for channel in channels])
+
+    def fork_server(self) -> None:
+        """Forks the fork server, for workers that are started when this process has threads, unless it has some now."""
+        if self._channel is None and is_single_threaded():
+            self._channel, self.fork_server_pid = self._forked.spawn_fork_server()
 
     def kill(self, pid: int) -> int:
         """Kills a worker if it still runs; its wait status, or RUNNING."""
@@ -124,8 +130,11 @@ class WorkerProcesses:
     def _exchange(self, request: tuple[str, object], handles: list[int]) -> int:
         if self._channel is None:
             self._channel, self.fork_server_pid = _start_fork_server()
+            self._channel.settimeout(self._start_timeout_s)
+            self._start_timeout_s = min(self._start_timeout_s, FORK_SERVER_TIMEOUT_S)
         socket.send_fds(self._channel, [pickle.dumps(request)], handles)
         answer = self._channel.recv(_MAX_REQUEST)
+        self._channel.settimeout(FORK_SERVER_TIMEOUT_S)
         if not answer:
             raise ConnectionError("the fork server ended")
         number: int = pickle.loads(answer)

@@ -39,6 +39,8 @@ RESTART_S, RESTART_MAX_S = 5.0, 600.0
 calls in the first three minutes, then one every ten minutes."""
 STABLE_S = 600.0
 """A collector that ran without loss for so long (s) starts with the first pause again; chosen: the longest pause."""
+NO_PROCESS = "no process for it"
+"""What the reason of a collector begins with that was not read, as no process could be started."""
 MAX_STUCK = 3
 """Hanging clients of one collector at the same time; chosen: 3 processes of 2 MiB harm no node."""
 
@@ -326,7 +328,7 @@ class Worker:
     def record_start_failure(self, error: OSError) -> None:
         """Records that no process could be started; it is tried again after RESTART_S."""
         self._backoff.pause(self._monotonic(), RESTART_S)
-        self.reason = f"no process for it: {error}"
+        self.reason = f"{NO_PROCESS}: {error}"
 
     def new_collector(self) -> Collector:
         """The collector as configured; after a restart a new one, without the state of the abandoned one."""
