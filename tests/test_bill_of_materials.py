@@ -61,10 +61,12 @@ def test_libraries_of_a_wheel_are_named_by_file_and_hash_with_no_invented_versio
     module = ELF + b"\0PyInit__alpha\0"
     files = {"alpha.libs/libfoo-1a2b.so.1.2": ELF + b"foo", "alpha/libfoo.so": ELF + b"foo", "alpha/run": ELF + b"run"}
     files |= {"alpha/_alpha.cpython-311-x86_64-linux-gnu.so": module, "alpha/libnone.so.txt": b"text"}
+    files |= {"alpha/lib.cpython-311-x86_64-linux-gnu.so": ELF + b"\0PyInit_lib\0"}
+    files |= {"alpha/libpart_python.so.2": ELF + b"\0PyInit_libpart_python\0"}  # as of pyarrow
     install(site, "Alpha_Wheel", files)
     document, said = write_bill(tmp_path)
     owner = "pkg:pypi/alpha-wheel@1.0"
-    assert below(document, owner) == {"libfoo-1a2b.so.1.2", "run"}
+    assert below(document, owner) == {"libfoo-1a2b.so.1.2", "libpart_python.so.2", "run"}
     (foo,) = [part for part in document["components"] if part["name"] == "libfoo-1a2b.so.1.2"]
     assert foo["type"] == "library"
     assert "version" not in foo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,6 +18,18 @@ assert spec.loader is not None
 health = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(health)
 PROGRAM = ["/opt/fleetpulse/bin/python", "/opt/fleetpulse/bin/fleetpulse"]
+
+
+def test_the_image_of_the_agent_needs_each_stage_above_it() -> None:
+    """A build without BuildKit builds all of them; that of the server has the detectors, dashboard and store."""
+    stages = re.findall(
+        r"^FROM (\S+) AS (\S+)\n((?:(?!FROM ).*\n)*)", (IMAGES / "Dockerfile").read_text(), re.MULTILINE
+    )
+    bases = {name: {base, *re.findall(r"--from=(\S+)", text)} for base, name, text in stages}
+    names, needed = list(bases), {"agent"}
+    for name in reversed(names):
+        needed |= bases[name] if name in needed else set()
+    assert set(names[: names.index("agent")]) <= needed
 
 
 class Answer(BaseHTTPRequestHandler):

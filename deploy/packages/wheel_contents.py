@@ -17,6 +17,9 @@ Component = dict[str, Any]
 KEPT = ("type", "group", "name", "version", "scope", "purl", "cpe", "hashes", "licenses")
 """Fields of a component of another document that are valid in CycloneDX 1.6 and say which software it is."""
 
+_LIBRARY = re.compile(r"lib\w+\.so[.\d]*")
+"""A library may have the code of a module in it, as libarrow_python.so."""
+
 
 class Contents:
     """Components by their reference, and which depend on which.
@@ -41,7 +44,8 @@ class Contents:
             elif path.is_file() and _is_elf(path):
                 native = True
                 content = path.read_bytes()
-                if f"PyInit_{path.name.partition('.')[0]}\0".encode() not in content:  # no extension module
+                is_module = f"PyInit_{path.name.partition('.')[0]}\0".encode() in content
+                if not is_module or _LIBRARY.fullmatch(path.name):
                     self._add_library(ref, str(file), hashlib.sha256(content).hexdigest())
         stated = [self._add_bill(component, path) for path in bills]
         if native and not any(stated):

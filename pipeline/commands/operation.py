@@ -316,11 +316,19 @@ def _what_next(config: Config, manifest: Mapping[str, Any]) -> str:
     )
     start = "systemctl start fleetpulse-pipeline" if has_unit("pipeline") else "fleetpulse pipeline"
     return (
-        f"restored as of {manifest['time']} ({age / _HOUR:.1f} h ago). Start the pipeline: {start}. "
-        + (f"It migrates schema {manifest['schema_version']} to {SCHEMA_VERSION}. " if older else "")
+        f"restored as of {manifest['time']} ({age / _HOUR:.1f} h ago). "
+        + (_say_migrates(manifest["schema_version"]) if older else "")
+        + f"Start the pipeline: {start}. "
         + f"It reads {len(manifest['offsets'])} partitions on from the recorded offsets: what {kept} is stored again, "
         "once; the rest is counted in the table gaps. Alerts that waited then are sent; acknowledgements and mutes "
         "since then are lost."
+    )
+
+
+def _say_migrates(schema: int) -> str:
+    return (
+        f"To go back to the version that wrote schema {schema}, install that version before you start the pipeline: "
+        f"this version migrates the store to schema {SCHEMA_VERSION} when it starts. "
     )
 
 

@@ -22,7 +22,7 @@ from pipeline.model.errors import ConfigError, Refused, UsageError
 from pipeline.model.toml_text import parse_toml
 from pipeline.runtime import systemd
 from pipeline.runtime.guides import guide
-from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit
+from pipeline.runtime.systemd import HOST_UNITS, UNIT_FOLDER, has_unit, is_first_process
 
 
 def run_setup(
@@ -124,12 +124,18 @@ def next_commands(answers: Answers, path: Path, installed: str | None = None) ->
         known = "" if str(path) == "fleetpulse.toml" else f" --config {path}"
         start = {"node": "agent", "server": "pipeline", "one-host": "up"}[answers.role]
         first = [] if answers.role == "node" else ["init"]  # the topics are the server's
+        if is_first_process():
+            return [
+                "the host itself has no command fleetpulse: start a container of this image with the same folder,",
+                f"    whose arguments are: {start}{known}",
+                f"    and in it: fleetpulse doctor{known}",
+            ]
         return [f"{program} {word}{known}" for word in (*first, "doctor", start)]
     first = [f"{program} setup --units --role {answers.role}"] if wheel and units.find_missing(answers.role) else []
     has_package = not installed and not wheel
     if answers.role == "node":
         first += ["fleetpulse doctor"] if has_package else []
-        return [*first, *start_units("agent"), f"{program} doctor --wait 60s"]
+        return [*first, *start_units("agent"), f"{program} doctor --wait 120s"]
     if answers.role == "server":
         return [*first, f"{program} init", *start_units("pipeline", "dashboard"), f"{program} doctor --wait 120s"]
     if has_package:

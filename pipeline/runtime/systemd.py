@@ -146,6 +146,11 @@ def is_container_of(service: str) -> bool:
     return any(os.path.basename(one) == "fleetpulse" and two == service for one, two in itertools.pairwise(words))
 
 
+def is_first_process() -> bool:
+    """Returns whether this process is the first of a container, as of `docker run IMAGE setup`."""
+    return os.getpid() == 1
+
+
 def _read_first_process(path: Path = Path("/proc/1/cmdline")) -> list[str]:
     try:
         return path.read_text(errors="replace").split("\0")
