@@ -29,7 +29,10 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node on the map. `last_seen` is None if it never sent data."""
+    """One node on the map. `last_seen` is None if it never sent data.
+
+    affected_by: those of its incidents whose cause is elsewhere.
+    """
 
     entity: str
     rack: str
@@ -37,6 +40,7 @@ class Node:
     last_seen: int | None
     simulated: bool
     incidents: tuple[str, ...] = ()
+    affected_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ def _node(table: Mapping[str, Any]) -> Node:
         last_seen=parse_time(table.get("last_seen")),
         simulated=bool(table["simulated"]),
         incidents=tuple(map(str, require_list(table.get("incidents") or []))),
+        affected_by=tuple(map(str, require_list(table.get("affected_by") or []))),
     )
 
 

@@ -31,12 +31,12 @@ function drawTiles(view) {
     }
     const count = data.counts[filter] ?? 0, pressed = view.state === filter;
     tile.href = data.hrefs[filter];
-    tile.className = `tile ${filter.replace("_", "-")}${count ? "" : " none"}`;
+    tile.className = `tile ${filter.replace("_", "-")}${count ? "" : " none"}${data.unknown ? " unknown" : ""}`;
     tile.setAttribute("aria-pressed", String(pressed));
     tile.children[0].className = `swatch ${filter.replace("_", "-")}`;
     tile.children[1].textContent = count.toLocaleString("en-US");
-    tile.children[2].textContent = (data.unknown ? "last known " : "") + data.tiles[k];
-    tile.children[3].textContent = data.unknown ? "" : data.changes[filter] ?? "";
+    tile.children[2].textContent = data.tiles[k];
+    tile.children[3].textContent = data.unknown ? "last known" : data.changes[filter] ?? "";
     tile.onclick = (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return; // the browser's own: a new tab
       event.preventDefault();

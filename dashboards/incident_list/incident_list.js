@@ -1,5 +1,6 @@
 // Names and summaries come from the fleet: they are set as text, never as markup.
-const NUMBERS = { age: "Duration", jobs: "Jobs", nodes: "Nodes", members: "Members", confidence: "Confidence", owner: "Owner" };
+const NUMBERS = { age: "Duration", jobs: "Jobs", nodes: "Nodes hit", members: "Members", confidence: "Confidence", owner: "Owner" };
+const MEANING = { nodes: "Nodes that suffer: those of the cause and its members, and all nodes of a job that it slows down, stops or ends" };
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -23,7 +24,8 @@ function row(item, numbers, role) {
   what.append(first, second);
   const state = element("span", `cell state ${item.state === "Open" ? "open" : ""}`, item.state);
   link.append(severity, what, ...numbers.map((f) => element("span", "cell num", item[f])), state);
-  for (const cell of link.querySelectorAll(".num")) cell.title = cell.textContent; // a long name is cut
+  for (const [i, cell] of link.querySelectorAll(".num").entries())
+    cell.title = [cell.textContent, MEANING[numbers[i]]].filter(Boolean).join(". "); // a long name is cut
   if (role) {
     link.setAttribute("role", "row");
     for (const cell of link.children) cell.setAttribute("role", "cell");
@@ -35,8 +37,9 @@ function head(numbers, role) {
   const made = element("div", "row head");
   if (role) made.setAttribute("role", "row");
   else made.setAttribute("aria-hidden", "true");
-  for (const name of ["Severity", "Incident", ...numbers.map((f) => NUMBERS[f]), "State"]) {
-    const cell = element("span", "cell", name);
+  for (const field of ["Severity", "Incident", ...numbers, "State"]) {
+    const cell = element("span", "cell", NUMBERS[field] ?? field);
+    if (MEANING[field]) cell.title = MEANING[field];
     if (role) cell.setAttribute("role", "columnheader");
     made.append(cell);
   }

@@ -15,6 +15,7 @@ from dashboards.devices import cells, happened, html, incident_rows, ranges, req
 from dashboards.devices.answers import Comparison, EntityDetail, EventItems, Values
 from dashboards.devices.html import explore_href, link
 from dashboards.devices.ranges import TimeRange
+from dashboards.markup import TONES
 from dashboards.node import identity, tables
 from dashboards.snapshot import CachedAnswer
 from dashboards.time_chart.component import Look, time_charts
@@ -133,7 +134,7 @@ def _fleet_node(entity: str) -> Node | None:
 def _head(detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer[EntityDetail], now: int) -> None:
     shown = focus or detail
     known = _fleet_node(detail.entity)
-    badges = [_state_badge(known)]
+    badges = [_state_badge(known, focus)]
     st.html(links.breadcrumbs(identity.crumbs(detail, focus.entity if focus else "")))
     since = parts.unknown_since(answer, snapshot.fetch_fleet_of(detail.entity), now)
     state = parts.statement(state_text(shown, known), since, now)
@@ -143,10 +144,25 @@ def _head(detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer
         st.html(lines)
 
 
-def _state_badge(known: Node | None) -> str:
-    state = "no_data" if known is None else known.state
-    tone = state if state in ("critical", "degraded", "watch") else "quiet"
-    return markup.badge(f"NODE {NODE_STATE[state]}".upper(), tone)
+def _state_badge(known: Node | None, focus: EntityDetail | None) -> str:
+    state: str = "no_data" if known is None else known.state
+    if focus is not None:
+        state = device_state(focus, state)
+    elif known is not None and state == "ok" and known.affected_by:
+        state = "affected"
+    tone = state if state in ("critical", "degraded", "watch", "affected") else "quiet"
+    kind = "node" if focus is None else focus.kind.replace("_", " ")
+    return markup.badge(f"{kind} {NODE_STATE.get(state, state)}".upper(), tone)
+
+
+def device_state(focus: EntityDetail, of_node: str) -> str:
+    """Returns the state of a device by its own incidents, in the order of the fleet map: critical, no data of its node,
+    a lesser fault, only affected, ok. One that has findings of a cause elsewhere is affected, as its node is."""
+    found = incident_rows.sort_open(focus.incidents)
+    own = next((TONES[one.incident.severity] for one in found if one.relation == "cause"), "")
+    if own != "critical" and of_node == "no_data":
+        return of_node
+    return own or ("affected" if found else "ok")
 
 
 def state_text(shown: EntityDetail, known: Node | None) -> str:

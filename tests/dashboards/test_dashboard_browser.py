@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -270,6 +271,33 @@ def test_a_stalled_pipeline_shows_a_banner_and_an_amber_stamp(
     page.locator(".stamp.late").wait_for(timeout=30_000)
     page.get_by_text("Pipeline stalled:").wait_for()
     expect(page.locator(".stamp")).to_contain_text(f"Data as of {iso(now - 20 * SECOND)[11:19]}Z")
+    assert faults == []
+
+
+def test_the_list_says_that_its_number_of_nodes_is_of_those_that_suffer(address: str, browser: Any, api: Any) -> None:
+    api.incidents["A1"]["impact"] = SHORT_IMPACT | {"nodes": 34}
+    page, faults = open_page(browser, f"{address}/incidents?live=0")
+    head = page.locator(".head").get_by_text("Nodes hit", exact=True)
+    expect(head).to_have_attribute("title", re.compile("^Nodes that suffer: .* all nodes of a job that it slows down"))
+    cell = page.locator("a.row .num", has_text="34 nodes")
+    expect(cell).to_have_attribute("title", re.compile("^34 nodes. Nodes that suffer: "))
+    assert faults == []
+
+
+def test_the_tiles_of_a_stalled_pipeline_have_one_layout(address: str, browser: Any, api: Any) -> None:
+    now = snapshot.now()
+    api.fleet |= {"as_of": iso(now), "newest": iso(now), "watermark": iso(now), "unready": ["stopped"], "stalled": True}
+    page, faults = open_page(browser, f"{address}/?live=0")
+    page.locator(".tile", has_text="last known").first.wait_for()
+    for width in (1280, 1440, 1920, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function("width => innerWidth === width", arg=width)
+        lines = page.locator(".tile").evaluate_all(
+            """tiles => tiles.map(tile => [...tile.children].filter(part => part.textContent).map(
+                 part => Math.round(part.getBoundingClientRect().bottom - tile.getBoundingClientRect().top)))"""
+        )
+        assert len(lines) == 7
+        assert all(one == lines[0] for one in lines), (width, lines)
     assert faults == []
 
 

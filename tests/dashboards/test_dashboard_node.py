@@ -15,7 +15,7 @@ from dashboards.node.page import OUTLIER_NOW, find_outliers, recovery_text
 from dashboards.node.tables import SIGNALS
 from pipeline.model.records import SECOND, iso
 from pipeline.model.signals import CATALOGUE
-from tests.dashboards.conftest import NOW
+from tests.dashboards.conftest import NOW, incident_table
 from tests.dashboards.device_tables import (
     HOSTILE,
     _signal_values,
@@ -77,6 +77,38 @@ def test_a_device_of_a_node_stands_on_top(api: Any) -> None:
     assert "Against its peers" in text
     assert "SN3" in text
     assert 'href="node?entity=node%3An003' in text
+
+
+@pytest.mark.parametrize(
+    ("state", "own", "badge"),
+    [
+        ("ok", [("page", "affected")], "GPU AFFECTED"),
+        ("critical", [("page", "member")], "GPU AFFECTED"),
+        ("critical", [], "GPU OK"),
+        ("ok", [("page", "affected"), ("watch", "cause")], "GPU WATCH"),
+        ("no_data", [("page", "affected"), ("ticket", "cause")], "GPU NO DATA"),
+        ("no_data", [("page", "cause")], "GPU CRITICAL"),
+    ],
+)
+def test_the_badge_of_a_device_is_its_own_state(api: Any, state: str, own: list[tuple[str, str]], badge: str) -> None:
+    serve_node(api)
+    entity = api.tables["entity"]
+    found = [
+        {**incident_table(f"I{i}", severity=severity, cause="cdu:c1"), "relation": relation}
+        for i, (severity, relation) in enumerate(own)
+    ]
+    api.tables["entity"] = lambda query: {**entity(query), "incidents": found}
+    api.fleet["nodes"] = [api.node("n003", state)]
+    text = shown(page(node_script, entity="gpu:n003.3", live="0"))
+    assert f">{badge}</span>" in text
+    assert ">NODE " not in text
+
+
+@pytest.mark.parametrize(("affected_by", "badge"), [([], "NODE OK"), (["C3"], "NODE AFFECTED")])
+def test_the_badge_of_a_node_says_affected_where_the_map_does(api: Any, affected_by: list[str], badge: str) -> None:
+    serve_node(api)
+    api.fleet["nodes"] = [{**api.node("n003", "ok", affected_by), "affected_by": affected_by}]
+    assert f">{badge}</span>" in shown(page(node_script, entity="node:n003", live="0"))
 
 
 def test_hostile_names_are_shown_as_text(api: Any) -> None:
