@@ -54,8 +54,9 @@ _COLLECTIVES = _NETWORK | {"pod"}  # of which collectives become slow, and nothi
 _COMPUTING = frozenset({"rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "node.cpu_pressure"})
 """Signals of slowness in computing: no leaf, rail or pod lowers a clock or makes a kernel longer."""
 _CLOCKED = frozenset({"gpu.sm_clock", "gpu.throttle_reasons"})
-"""Signals of slowness of a device itself: a job or stage makes kernels longer, but lowers no clock of single GPUs."""
-_NOT_SHOWN = dict.fromkeys(_COLLECTIVES, _COMPUTING) | dict.fromkeys(WORK, _CLOCKED)
+"""Signals of slowness of a device itself: work makes kernels longer and a link makes ranks wait; neither lowers a clock
+of single GPUs."""
+_NOT_SHOWN = dict.fromkeys(_COLLECTIVES, _COMPUTING) | dict.fromkeys(WORK | {"port", "nvlink"}, _CLOCKED)
 """Kind of cause -> signals of slowness that no fault of it shows in its members."""
 _WARM = frozenset(
     {("sensor.temperature",), ("sensor.temperature", "sensor.fan_speed"), ("coolant.supply_temperature",)}
@@ -225,8 +226,8 @@ class CauseRules:
 
     def _has_own_fault(self, case: Case, symptom: Finding | Condition) -> bool:
         """Returns whether a member shows what its cause cannot do: slow computing below a network, a low clock below a
-        job, or a page about its own cooling below air or coolant that is only warm, unless so many page that it is
-        their common fault."""
+        job or beside a link, or a page about its own cooling below air or coolant that is only warm, unless so many
+        page that it is their common fault."""
         cause, family = case.incident.cause, detector_family(symptom.detector)
         if unlike := _NOT_SHOWN.get(kind_of(cause)):
             return family == SYMPTOM_FAMILY and not unlike.isdisjoint(symptom.signals)
@@ -445,7 +446,7 @@ class CauseRules:
             return True
         node, newest = self._node_of(case), max((c.onset for c in case.conditions.values()), default=0)
         return (
-            all(detector_family(c.detector) == SYMPTOM_FAMILY for c in deciding)
+            all(detector_family(c.detector) == SYMPTOM_FAMILY and not self._has_own_fault(case, c) for c in deciding)
             and min(c.began for c in deciding) <= newest + ABSORB_WINDOW
             and bool(families_of(case) - {SYMPTOM_FAMILY} - _NEVER_SYMPTOMS - GENERIC_DETECTORS - _SLOW_NOTHING)
             and not {"gpu"} >= {kind_of(case.incident.cause), kind_of(other.incident.cause)}

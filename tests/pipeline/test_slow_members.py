@@ -1,12 +1,14 @@
-"""Slow members of one job: its code is their common cause only where no device shows a state of its own."""
+"""Slow members of a job, or beside a bad link: that is their cause only where no device shows a state of its own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pipeline.model.records import SECOND
+from pipeline.model.records import SECOND, Finding
 from pipeline.model.topology import Topology
-from tests.pipeline.test_incidents import START, found
+from tests.pipeline.test_incidents import START, Case, found
 from tests.pipeline.test_shared_causes import hall, site
 
 NODES = range(6)
@@ -36,3 +38,32 @@ def test_a_member_of_a_slow_job_whose_clock_falls_later_is_an_incident_of_its_ow
         case.report_findings(*slow, seconds=60)
     case.report_findings(*slow, found("node:n3", "straggler", "page", case.time, signals=(*SLOW, "gpu.sm_clock")))
     assert case.causes() == {"job:a", "node:n3"}
+
+
+PORT = found("port:n2.mlx5_1", "link")
+THROTTLED = found("rank:81.9", signals=(*SLOW, "gpu.throttle_reasons"))
+LOW_CLOCK = found("rank:81.9", signals=(*SLOW, "gpu.sm_clock"))
+
+
+@pytest.mark.parametrize("reports", [(PORT, THROTTLED), (THROTTLED, PORT), (PORT, LOW_CLOCK)])
+def test_a_throttled_gpu_beside_a_bad_link_of_its_node_is_an_incident_of_its_own(reports: tuple[Finding, ...]) -> None:
+    case = Case()
+    for one in reports:
+        case.report_findings(one)
+    assert case.causes() == {"port:n2.mlx5_1", "gpu:n2.1"}
+
+
+def test_suspicions_of_throttling_and_of_a_link_do_not_corroborate_each_other() -> None:
+    case = Case()
+    for one in (PORT, THROTTLED):
+        case.report_findings(replace(one, level="suspect"))
+    assert {i.severity for i in case.desk.incidents.values()} == {"watch"}
+
+
+def test_a_rank_that_is_slow_beside_a_bad_link_leaves_it_when_its_gpu_throttles() -> None:
+    case = Case()
+    case.report_findings(PORT)
+    case.report_findings(replace(THROTTLED, signals=SLOW))
+    assert case.causes() == {"port:n2.mlx5_1"}
+    case.report_findings(THROTTLED)
+    assert case.causes() == {"port:n2.mlx5_1", "gpu:n2.1"}
