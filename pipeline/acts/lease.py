@@ -47,7 +47,7 @@ class Lease:
         if self.holder == ("", ""):
             self.holder = (who, instance)
         if who != self.holder[0] or instance not in ("", self.holder[1]):
-            raise Refused(f"executor {who}: another one asked for work meanwhile; nothing was begun, it tries again")
+            raise Refused(f"executor {who}: another one asked for work in between; nothing was begun, it tries again")
         self.asked = now
 
     def keep(self, who: str, now: int) -> None:

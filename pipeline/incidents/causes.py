@@ -54,9 +54,12 @@ _COLLECTIVES = _NETWORK | {"pod"}  # of which collectives become slow, and nothi
 _COMPUTING = frozenset({"rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "node.cpu_pressure"})
 """Signals of slowness in computing: no leaf, rail or pod lowers a clock or makes a kernel longer."""
 _CLOCKED = frozenset({"gpu.sm_clock", "gpu.throttle_reasons"})
-"""Signals of slowness of a device itself: work makes kernels longer and a link makes ranks wait; neither lowers a clock
-of single GPUs."""
-_NOT_SHOWN = dict.fromkeys(_COLLECTIVES, _COMPUTING) | dict.fromkeys(WORK | {"port", "nvlink"}, _CLOCKED)
+"""Signals of slowness of a device itself: work makes kernels longer, a port or a disk makes ranks wait; none of them
+lowers a clock of single GPUs."""
+_UNHEATED = frozenset({"port", "filesystem", "disk", "service"})
+"""Parts of a node without a way to the clocks of its GPUs. Not an NVLink: its errors and a throttled GPU may be one
+fault of that GPU or its board."""
+_NOT_SHOWN = dict.fromkeys(_COLLECTIVES, _COMPUTING) | dict.fromkeys(WORK | _UNHEATED, _CLOCKED)
 """Kind of cause -> signals of slowness that no fault of it shows in its members."""
 _WARM = frozenset(
     {("sensor.temperature",), ("sensor.temperature", "sensor.fan_speed"), ("coolant.supply_temperature",)}
@@ -226,8 +229,8 @@ class CauseRules:
 
     def _has_own_fault(self, case: Case, symptom: Finding | Condition) -> bool:
         """Returns whether a member shows what its cause cannot do: slow computing below a network, a low clock below a
-        job or beside a link, or a page about its own cooling below air or coolant that is only warm, unless so many
-        page that it is their common fault."""
+        job or beside a port or disk, or a page about its own cooling below air or coolant that is only warm, unless so
+        many page that it is their common fault."""
         cause, family = case.incident.cause, detector_family(symptom.detector)
         if unlike := _NOT_SHOWN.get(kind_of(cause)):
             return family == SYMPTOM_FAMILY and not unlike.isdisjoint(symptom.signals)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.model.records import SECOND, Finding
 from pipeline.model.topology import Topology
-from tests.pipeline.test_incidents import START, Case, found
+from tests.pipeline.test_incidents import START, Case, fleet, found
 from tests.pipeline.test_shared_causes import hall, site
 
 NODES = range(6)
@@ -51,6 +51,21 @@ def test_a_throttled_gpu_beside_a_bad_link_of_its_node_is_an_incident_of_its_own
     for one in reports:
         case.report_findings(one)
     assert case.causes() == {"port:n2.mlx5_1", "gpu:n2.1"}
+
+
+@pytest.mark.parametrize("cause", ["filesystem:n2./scratch", "disk:n2.nvme0", "service:n2.ntp"])
+def test_a_throttled_gpu_beside_a_fault_of_its_host_is_an_incident_of_its_own(cause: str) -> None:
+    case = Case()
+    for one in (found(cause, "service_failed"), THROTTLED):
+        case.report_findings(one)
+    assert case.causes() == {cause, "gpu:n2.1"}
+
+
+def test_a_throttled_gpu_with_errors_of_its_nvlink_is_one_incident() -> None:
+    case = Case(Topology(dict(fleet().parents) | {"nvlink:n2.1.3": ("gpu:n2.1", "node:n2")}))
+    for one in (found("nvlink:n2.1.3", "link_nvlink"), THROTTLED):
+        case.report_findings(one)
+    assert len(case.causes()) == 1
 
 
 def test_suspicions_of_throttling_and_of_a_link_do_not_corroborate_each_other() -> None:
