@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.model.membership import Membership
 from pipeline.model.records import SECOND, Event, EventBatch, Origin
 from pipeline.model.topology import Topology
+from pipeline.store.append import forget_sources
 from pipeline.store.database import Database
 from pipeline.store.events import write_events
 from tests.examples import examples
@@ -63,6 +64,7 @@ def write(database: Database, commits: Sequence[Sequence[Event]]) -> list[list[t
         return [connection.execute(sql).fetchall() for sql in READ]
     finally:
         connection.rollback()
+        forget_sources(connection)
 
 
 def judge(groups: Sequence[Sequence[Event]]) -> Topology:
