@@ -8,6 +8,7 @@ privileges are in deploy/systemd/fleetpulse-agent.service.d; docs/agent.md lists
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -226,7 +227,8 @@ def prepare_collector_checks(config: Config) -> Callable[[Config], list[Check]]:
     """
     chosen = configured_collectors(config.collector, config.source, config.agent.collectors)
     processes = WorkerProcesses(START_S)
-    processes.fork_server()
+    with contextlib.suppress(OSError):  # out of memory or processes: the check itself tries again, and reports it
+        processes.fork_server()
     return partial(check_collectors, chosen=chosen, processes=processes)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server of the pipeline: the application, and uvicorn in a thread that ends within a second."""
+"""The HTTP server of the pipeline: the application, and uvicorn in a thread that ends within about a second."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ retry after 1, 3, 7 and 15 s)."""
 ACCEPT_BATCH = 128
 """Connections accepted per loop (chosen: a quarter of the file descriptors reserved for the rest of the process)."""
 STOP_GRACE_S = 0.4
-"""Time that running answers get at shutdown (s). Chosen: the whole shutdown takes less than 1 s."""
+"""Time that running answers get at shutdown (s). Chosen: the whole shutdown takes about 1 s."""
 
 
 def _utc_now() -> int:

@@ -288,6 +288,7 @@ class PipelineService:
             self.retention_at = now
             if self.engine is not None and (due := self.decommissioned.due_announcements(self.clock())):
                 self.engine.report_events(due)
+            self.ingest.write_latest()  # by which devices are silent
             if self._drop_silent(_LATER_SHARE):
                 self._reload("columns of devices were dropped")
         if self.engine is not None:

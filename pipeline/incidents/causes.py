@@ -54,11 +54,9 @@ _COLLECTIVES = _NETWORK | {"pod"}  # of which collectives become slow, and nothi
 _COMPUTING = frozenset({"rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "node.cpu_pressure"})
 """Signals of slowness in computing: no leaf, rail or pod lowers a clock or makes a kernel longer."""
 _CLOCKED = frozenset({"gpu.sm_clock", "gpu.throttle_reasons"})
-"""Signals of slowness of a device itself: work makes kernels longer, a port or a disk makes ranks wait; none of them
-lowers a clock of single GPUs."""
+"""Signals of slowness of a device itself: work makes kernels longer, but lowers no clock of single GPUs."""
 _UNHEATED = frozenset({"port", "filesystem", "disk", "service"})
-"""Parts of a node without a way to the clocks of its GPUs. Not an NVLink: its errors and a throttled GPU may be one
-fault of that GPU or its board."""
+"""Parts without a way to the clocks of GPUs. Not an NVLink: its errors and throttling may be one fault of a GPU."""
 _NOT_SHOWN = dict.fromkeys(_COLLECTIVES, _COMPUTING) | dict.fromkeys(WORK | _UNHEATED, _CLOCKED)
 """Kind of cause -> signals of slowness that no fault of it shows in its members."""
 _WARM = frozenset(

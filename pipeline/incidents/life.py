@@ -26,7 +26,8 @@ from pipeline.model.records import SECOND, Incident, Life
 from pipeline.model.topology import Topology, kind_of
 
 KEPT = 7200 * SECOND
-"""Time for which the life of a resolved incident is kept in memory. Chosen: longer than anything counts."""
+"""Time for which the life of a resolved incident is kept in memory. Chosen: longer than any but a slow GPU, which may
+return after a day, needs to return; its returns count anew then."""
 _PAGING: frozenset[ChangeKind] = frozenset({"opened", "reopened", "severity_raised"})
 _MINUTE, _HOUR = 60 * SECOND, 3600 * SECOND
 
@@ -328,7 +329,8 @@ class LifeBook:
             left = {i for i in merged - {*joined} if before.id in self.shown[i].life.inhibited_by}
             left |= pages.left.get(before.id, set())
         joined = [i for i in joined if i not in merged]
-        if joined or (before is not None and left and not left.issuperset(before.life.represents)):
+        stays = before is not None and any(i in self.shown for i in before.life.represents if i not in left)
+        if joined or (left and stays):
             yield from self._change_storm(key, joined, left, now)
         if (storm := self._open_storm(key)) is None:
             return

@@ -58,7 +58,8 @@ def find_worse(change: Change, before: Incident, members: int) -> ChangeKind | N
     if SEVERITIES.index(incident.severity) > SEVERITIES.index(before.severity):
         return "severity_raised"
     grows = members >= max(WORSE * before.life.told, 2) and not is_shown_by_ranks(incident)
-    return "worsened" if grows or change.comment != RETURNED else None
+    is_new = change.comment.startswith(f"{RETURNED}, with ")  # of a person who reopens it there is another comment
+    return "worsened" if grows or is_new else None
 
 
 def is_shown_by_ranks(incident: Incident, without: Collection[str] = ()) -> bool:

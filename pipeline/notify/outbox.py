@@ -268,11 +268,8 @@ class Notifier:
         if self._holding[name]:
             is_holding = self._held[name].release(self._clock())
             self._holding[name] = is_holding or self._rules.hold or name in self._undecided
-        retries = self._retries[name]
-        if health.is_down:
-            retries.end_check()
         found = self._load_probe(name) if health.is_down else self._load_due(name)
-        due = found if health.is_down else retries.choose(found)
+        due = found if health.is_down else self._retries[name].choose(found)
         if due:
             self._send_batch(name, due, ended, is_probe=health.is_down or len(due) < len(found))
         self._report_receiver(name)
@@ -350,6 +347,7 @@ class Notifier:
         self._record_result(name, answer)
         if answer.outcome == "delivered":
             periodic.record_success(now)
+            self.health[name].limit.end_pause()
             if endpoint.resend_s:
                 self.silences[name].request()
             return
@@ -420,6 +418,7 @@ class Notifier:
     def _load_probe(self, name: str) -> list[DuePayload]:
         """Returns the payload for the next probe of a receiver that is down; none before the probe is due."""
         health = self.health[name]
+        self._retries[name].end_check()
         if self._clock() < health.next_probe:
             return []
         waiting = load_due(self._store, name, _ANY_TIME)
@@ -434,8 +433,9 @@ class Notifier:
         if answer.outcome == "delivered":
             settled.add(Result(*about, "delivered", answer.text, now, True, answer.reference, now))
             self._refused[name].pop(payload.id, None)
-            if (refused := self._retries[name].take_refused(payload.id)) is not None:
+            if self._retries[name].is_checking:  # so the limit was about one message
                 self.health[name].limit.end_pause()
+            if (refused := self._retries[name].take_refused(payload.id)) is not None:
                 self._store_refusal(name, *refused, settled)
         elif answer.limited and not probe:
             self._retries[name].count_limit(payload, answer)

@@ -27,7 +27,8 @@ from pipeline.store.retention import clamp_latest
 
 WRITE_EVERY = 60 * SECOND
 """Minimum time between two writes (us); chosen: half of what a start evaluates again anyway. A write costs 0.1 s of CPU
-for 8 nodes, and readers of a running pipeline get what is in memory."""
+for 8 nodes. Readers of `latest_CLASS` get what a running pipeline has in memory; `last_seen` of `entities` is that
+old."""
 _SINCE = "latest_since"
 _UNKNOWN = np.iinfo(np.int64).min
 _MAX_SETS = 64  # sets of signals whose times are kept per class; chosen: four times the hot tables

@@ -358,6 +358,18 @@ def test_what_returns_every_25_minutes_is_told_three_times_and_then_when_it_stay
     assert len(site.alerts()) == 8
 
 
+def test_a_person_who_reopens_a_flap_that_is_held_open_sends_it_to_nobody_again(site):
+    page = site.report("gpu:n0.0")
+    flap(site, "gpu:n0.0", 3)
+    site.clear("gpu:n0.0")
+    site.wait(11)
+    site.people.acknowledge(page, ANN, "known")
+    before = len(site.alerts())
+    site.people.reopen(page, ANN, "not over")
+    assert site.kinds(page)[-1] == "returned"
+    assert (len(site.alerts()), site.state(page)) == (before, "acknowledged")
+
+
 @pytest.mark.parametrize(
     ("again", "kind"),
     [

@@ -63,6 +63,18 @@ def test_a_pause_keeps_resends_back_that_are_not_needed_yet(harness: NotifierHar
     assert len(service.received) > before
 
 
+def test_a_push_that_is_accepted_in_a_pause_ends_it(harness: NotifierHarness, service: Service) -> None:
+    harness.write_change("opened")
+    step(harness, 1)
+    service.retry_after, service.behave = "300", ["429", "429"]
+    harness.write_change("opened", "gpu:n2.0")
+    for _ in range(20):
+        step(harness, 3)
+    causes = {a["labels"].get("cause") for body in service.bodies("/api/v2/alerts") for a in body}
+    assert "gpu:n2.0" in causes
+    assert service.behave == []
+
+
 def test_setting_the_clock_back_delays_a_resend_by_one_interval_at_most(
     harness: NotifierHarness, service: Service
 ) -> None:

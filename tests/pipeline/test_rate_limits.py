@@ -240,6 +240,23 @@ def test_a_message_that_alone_is_limited_holds_others_for_one_long_pause_once(
         assert site.limiter.accepted()[-1] == f"gpu:m{number}.0", "the pause is about a message that is known"
 
 
+def test_a_message_that_a_person_ended_during_its_check_leaves_no_pause(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.limiter.most, site.limiter.tokens, site.limiter.retry_after = 1000.0, 1000.0, "300"
+    site.limiter.refuses["gpu:page000.0"] = 429
+    site.open(3)
+
+    def withdraw(store: Any, ids: list[str]) -> dict[str, str]:
+        with store.transaction() as connection:
+            connection.execute("UPDATE outbox SET state = 'dead' WHERE list_contains($1::VARCHAR[], id)", [ids])
+        return {}
+
+    monkeypatch.setattr("pipeline.notify.retries.load_states", withdraw)
+    site.run(301, 1)
+    assert site.limiter.accepted() == causes(3)[1:]
+
+
 def test_several_messages_on_their_way_stop_at_the_first_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OrderedSender, "compute_width", lambda self: 8)
     site.limiter.tokens = site.limiter.most = 20.0

@@ -327,6 +327,27 @@ def test_a_ticket_of_a_storm_that_becomes_a_page_is_sent(tmp_path):
     site.database.close()
 
 
+@pytest.mark.parametrize("leaves", ["as a page", "merged"])
+def test_a_storm_ends_when_the_last_leaves_it_that_is_remembered(tmp_path, leaves):
+    """The other one that it lists resolved so long ago that only the store has it."""
+    site = LivingSite(tmp_path / "store.duckdb", Incidents(storm_tickets=2))
+    tickets = report_tickets(site, 4)
+    storm = storm_of(site)
+    site.clear("host:t2")
+    site.wait(200)
+    assert site.state(tickets[2]) == "resolved"
+    assert tickets[2] not in site.shown()
+    if leaves == "merged":
+        site.people.merge(tickets[0], [tickets[3]], ANN, "one fault")
+    else:
+        site.report("host:t3")
+        assert (tickets[3], "firing") in site.alerts()
+    assert site.state(storm.id) == "resolved"
+    site.restart()
+    site.step()
+    site.database.close()
+
+
 @pytest.mark.slow
 def test_tickets_of_two_receivers_have_two_storms(tmp_path):
     receivers = ("gpu-team", "facility")
