@@ -18,7 +18,10 @@ WRONG_RESULTS = "sdc"
 
 def find_taint(job: Job, harms: Sequence[Harm]) -> Harm | None:
     """Returns the incident since whose first doubtful result the newest checkpoint was written: of several that whose
-    doubt begins first; None if there is none."""
+    doubt begins first; None if there is none.
+
+    The end of an incident makes no result right: one that is resolved counts until the job starts again.
+    """
     if job.checkpoint is None:
         return None
     tainted = [
@@ -26,18 +29,19 @@ def find_taint(job: Job, harms: Sequence[Harm]) -> Harm | None:
         for h in harms
         if (since := _wrong_since(h)) is not None
         and since <= job.checkpoint
-        and (h.resolved is None or job.checkpoint <= h.resolved)
+        and (h.resolved is None or job.started <= h.resolved)
     ]
     return min(tainted, key=lambda h: _wrong_since(h) or 0, default=None)
 
 
 def _wrong_since(harm: Harm) -> int | None:
-    """Returns since when results may be wrong: since the last check that was right, 0 if none was; the onset of an
-    incident of wrong results that names no time; None if an incident puts none in doubt."""
+    """Returns since when results may be wrong: since the last check that was right, 0 if none was; the onset of an open
+    incident of wrong results that names no time; None if an incident puts none in doubt, or no longer does."""
     since = read_doubt(split_doubt(harm.basis)[0])  # also of an incident of another detector with wrong results in it
-    if since is None:
-        return harm.onset if harm.detector.partition("_")[0] == WRONG_RESULTS else None
-    return min(since, harm.onset)
+    if since is not None:
+        return since
+    named = harm.detector.partition("_")[0] == WRONG_RESULTS and harm.resolved is None  # else it was taken back
+    return harm.onset if named else None
 
 
 def tile(job: Job, harms: Sequence[Harm], now: int) -> str:

@@ -184,20 +184,25 @@ def test_a_job_whose_nodes_nothing_names_runs_not_on_zero_nodes(site: Any) -> No
     ("incident", "taints"),
     [
         ({"detector": "sdc", "onset": 3000}, True),  # the checkpoint is 1,800 s old
-        ({"detector": "sdc_replica", "onset": 3000, "resolved": 900}, True),
+        ({"detector": "sdc_replica", "onset": 3000, "resolved": 900, "basis": DOUBT}, True),
+        ({"detector": "sdc_replica", "onset": 3000, "resolved": 900}, False),  # its doubt was taken back
         ({"detector": "sdc", "onset": 900}, False),
-        ({"detector": "sdc", "onset": 3000, "resolved": 2000}, False),
+        ({"detector": "sdc", "onset": 3000, "resolved": 2000, "basis": DOUBT}, True),  # its results stay in doubt
+        ({"detector": "sdc", "onset": 3000, "resolved": 2000, "basis": DOUBT, "started": 1900}, False),  # a new run
         ({"detector": "straggler", "onset": 3000}, False),
         ({"detector": "xid", "onset": 900, "basis": DOUBT}, True),  # wrong results are evidence of another incident
         ({"detector": "sdc", "onset": 900, "basis": DOUBT, "resolved": 600}, True),
         ({"detector": "sdc", "onset": 900, "basis": name_doubt("", NOW - 1500 * SECOND)}, False),
+        ({"detector": "xid", "onset": 6000, "basis": name_doubt("", NOW - 1500 * SECOND)}, False),  # slow before it
     ],
 )
 def test_a_checkpoint_that_was_written_during_wrong_results_is_not_safe(
     site: Any, incident: dict[str, Any], taints: bool
 ) -> None:
     times = {name: ago(incident[name]) for name in ("onset", "resolved") if name in incident}
-    site.answers["jobs/job:81"] = job_detail(harmed_by=[harm(**{**incident, **times})])
+    run = {"started": ago(incident["started"])} if "started" in incident else {}
+    named = {name: incident[name] for name in ("detector", "basis") if name in incident}
+    site.answers["jobs/job:81"] = job_detail(harmed_by=[harm(**named, **times)], **run)
     text = shown(page(script, entity="job:81"))
     assert ("not safe: results in doubt" in text) is taints
     assert ("work that a restart repeats" in text) is not taints
