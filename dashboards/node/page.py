@@ -89,8 +89,9 @@ def _body(asked: str) -> None:
     detail = answer.value or first.value
     focus = first.value if asked != node else None
     now = snapshot.now()
-    _head(detail, focus, answer, now)
     values = requests.fetch_values(node, tables.SIGNALS)
+    silence = "" if focus is None else tables.describe_silence(values.value, focus.entity)
+    _head(detail, focus, answer, now, silence)
     chosen = ranges.read_range(now)
     events = requests.fetch_events(node, chosen.start, chosen.end)
     if focus is not None:
@@ -131,23 +132,25 @@ def _fleet_node(entity: str) -> Node | None:
     return None if fleet is None else next((n for n in fleet.nodes if n.entity == entity), None)
 
 
-def _head(detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer[EntityDetail], now: int) -> None:
+def _head(
+    detail: EntityDetail, focus: EntityDetail | None, answer: CachedAnswer[EntityDetail], now: int, silence: str
+) -> None:
     shown = focus or detail
     known = _fleet_node(detail.entity)
-    badges = [_state_badge(known, focus)]
+    badges = [_state_badge(known, focus, silence)]
     st.html(links.breadcrumbs(identity.crumbs(detail, focus.entity if focus else "")))
     since = parts.unknown_since(answer, snapshot.fetch_fleet_of(detail.entity), now)
-    state = parts.statement(state_text(shown, known), since, now)
+    state = parts.statement(state_text(shown, known, silence), since, now)
     parts.draw_head(plain(entity_name(shown.entity)), badges, state, answer, simulated=shown.simulated)
     parts.draw_error(answer)
     if lines := incident_rows.open_list(shown.incidents, now):
         st.html(lines)
 
 
-def _state_badge(known: Node | None, focus: EntityDetail | None) -> str:
+def _state_badge(known: Node | None, focus: EntityDetail | None, silence: str) -> str:
     state: str = "no_data" if known is None else known.state
     if focus is not None:
-        state = device_state(focus, state)
+        state = device_state(focus, state, bool(silence))
     elif known is not None and state == "ok" and known.affected_by:
         state = "affected"
     tone = state if state in ("critical", "degraded", "watch", "affected") else "quiet"
@@ -155,22 +158,26 @@ def _state_badge(known: Node | None, focus: EntityDetail | None) -> str:
     return markup.badge(f"{kind} {NODE_STATE.get(state, state)}".upper(), tone)
 
 
-def device_state(focus: EntityDetail, of_node: str) -> str:
-    """Returns the state of a device by its own incidents, in the order of the fleet map: critical, no data of its node,
-    a lesser fault, only affected, ok. One that has findings of a cause elsewhere is affected, as its node is."""
+def device_state(focus: EntityDetail, of_node: str, is_silent: bool) -> str:
+    """Returns the state of a device by its own incidents, in the order of the fleet map: critical, no data of it or its
+    node, a lesser fault, only affected, ok. One with findings of a cause elsewhere is affected, as its node is."""
     found = incident_rows.sort_open(focus.incidents)
     own = next((TONES[one.incident.severity] for one in found if one.relation == "cause"), "")
-    if own != "critical" and of_node == "no_data":
-        return of_node
+    if own != "critical" and (is_silent or of_node == "no_data"):
+        return "no_data"
     return own or ("affected" if found else "ok")
 
 
-def state_text(shown: EntityDetail, known: Node | None) -> str:
-    """Returns whether the entity is a cause, is affected from above, or has no incidents; silence comes first."""
+def state_text(shown: EntityDetail, known: Node | None, silence: str = "") -> str:
+    """Returns whether the entity is a cause, is affected from above, or has no incidents; silence comes first.
+
+    silence: for how long a device has sent nothing, though its node may send.
+    """
     worst = incident_rows.worst(shown.incidents)
-    quiet = (
-        "No data from this node: what follows is the last known state. " if known and known.state == "no_data" else ""
-    )
+    missing = f"{silence[:1].upper()}{silence[1:]} from this device" if silence else ""
+    if known and known.state == "no_data":
+        missing = "No data from this node"
+    quiet = f"{missing}: what follows is the last known state. " if missing else ""
     if worst is None:
         return f"{quiet}No unresolved incidents." if not quiet else quiet.strip()
     if worst.relation == "affected":

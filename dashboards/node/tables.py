@@ -12,6 +12,7 @@ from dashboards.devices.html import entity_link, explore_href, link
 from dashboards.time_chart.component import short_name
 from dashboards.words import age, ago, quantity
 from pipeline.model.records import SECOND
+from pipeline.model.signals import class_of_entity
 
 GPU_COLUMNS = (
     Column("gpu.temperature", "Core", high_is_bad=True),
@@ -60,11 +61,27 @@ HEALTH_SIGNALS = (
 OTHER_SIGNALS = (
     *HEALTH_SIGNALS, "sensor.temperature", "sensor.fan_speed", "nvlink.state", "neuroncore.utilization",
     "gpu.power_limit", "gpu.pcie_width", "gpu.pcie_generation", "gpu.rows_failed", "gpu.present",
+    "disk.state", "filesystem.mounted", "dimm.corrected", "service.state",
 )  # fmt: skip
 COLUMNS = (*GPU_COLUMNS, *PORT_COLUMNS, *PSU_COLUMNS, *COLLECTOR_COLUMNS)
 SIGNALS = (*(column.signal for column in COLUMNS), *NODE_SIGNALS, *OTHER_SIGNALS)
 SILENT_S = 60.0
 """Age from which the newest row of a device counts as missing (s): as the fleet's state of a node."""
+
+
+def describe_silence(values: Values | None, entity: str) -> str:
+    """Returns for how long a device has sent no data, empty if it sends some or the answer says nothing about it.
+
+    Classes that are read more rarely than once in SILENT_S, such as batteries, are not in SIGNALS.
+    """
+    own = None if values is None else values.classes.get(class_of_entity(entity))
+    if values is None or own is None or (entity not in own.entities and own.left_out):
+        return ""
+    seen = own.last_seen[own.entities.index(entity)] if entity in own.entities else None
+    if seen is None:
+        return "no data yet"
+    silent_s = (values.as_of - seen) / SECOND
+    return f"no data for {age(silent_s)}" if silent_s > SILENT_S else ""
 
 
 def device_table(

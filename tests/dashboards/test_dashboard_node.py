@@ -14,7 +14,7 @@ from dashboards.node import tables
 from dashboards.node.page import OUTLIER_NOW, find_outliers, recovery_text
 from dashboards.node.tables import SIGNALS
 from pipeline.model.records import SECOND, iso
-from pipeline.model.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE, class_of_entity
 from tests.dashboards.conftest import NOW, incident_table
 from tests.dashboards.device_tables import (
     HOSTILE,
@@ -102,6 +102,49 @@ def test_the_badge_of_a_device_is_its_own_state(api: Any, state: str, own: list[
     text = shown(page(node_script, entity="gpu:n003.3", live="0"))
     assert f">{badge}</span>" in text
     assert ">NODE " not in text
+
+
+@pytest.mark.parametrize(
+    ("age_s", "own", "badge", "said"),
+    [
+        (30, [], "GPU OK", "No unresolved incidents."),
+        (10_800, [], "GPU NO DATA", "No data for 3 h 00 min from this device: what follows is the last known state."),
+        (None, [], "GPU NO DATA", "No data yet from this device: what follows is the last known state."),
+        (10_800, ["ticket"], "GPU NO DATA", "the last known state. Suspected cause of an unresolved incident."),
+        (10_800, ["page"], "GPU CRITICAL", "the last known state. Suspected cause of an unresolved incident."),
+    ],
+)
+def test_a_silent_device_of_a_live_node_is_never_ok(
+    api: Any, age_s: int | None, own: list[str], badge: str, said: str
+) -> None:
+    serve_node(api)
+    entity, values = api.tables["entity"], api.tables["values"]
+    found = [{**incident_table(f"I{i}", severity=severity), "relation": "cause"} for i, severity in enumerate(own)]
+    api.tables["entity"] = lambda query: {**entity(query), "incidents": found}
+
+    def read(query: dict[str, list[str]]) -> Any:
+        table = values(query)
+        table["classes"][0]["last_seen"][3] = None if age_s is None else iso(NOW - age_s * SECOND)
+        return table
+
+    api.tables["values"] = read
+    api.fleet["nodes"] = [api.node("n003", "ok")]
+    text = shown(page(node_script, entity="gpu:n003.3", live="0"))
+    assert f">{badge}</span>" in text
+    assert said in text
+    empty_caches()
+    api.tables["values"] = lambda query: {**values(query), "classes": []}  # not read: nothing is known of it
+    assert "NO DATA" not in shown(page(node_script, entity="gpu:n003.3", live="0"))
+
+
+@pytest.mark.parametrize("entity", ["disk:n003.nvme0", "psu:n003.1", "port:n003.mlx5_0", "dimm:n003.A1"])
+def test_the_silence_of_a_device_of_any_kind_is_read(entity: str) -> None:
+    device_class = class_of_entity(entity)
+    assert any(CATALOGUE[name].device_class == device_class for name in SIGNALS)
+    own = {"device_class": device_class, "entities": [], "last_seen": [], "left_out": 0, "signals": []}
+    assert tables.describe_silence(parse_values({"as_of": iso(NOW), "classes": [own]}), entity) == "no data yet"
+    more = parse_values({"as_of": iso(NOW), "classes": [{**own, "left_out": 1}]})
+    assert tables.describe_silence(more, entity) == tables.describe_silence(None, entity) == ""
 
 
 @pytest.mark.parametrize(("affected_by", "badge"), [([], "NODE OK"), (["C3"], "NODE AFFECTED")])
