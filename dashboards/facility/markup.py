@@ -173,14 +173,17 @@ def silence(unit: Unit, now: int) -> str:
     return f"no data for {age(silent_s)}" if silent_s > SILENT_S else ""
 
 
-def last_data(unit: Unit, now: int) -> str:
-    """Returns when a unit last sent data, as the line below its headline; first of all that it is silent."""
+def last_data(unit: Unit, now: int, is_stale: bool = False) -> str:
+    """Returns when a unit last sent data, as the line below its headline; first of all that it is silent.
+
+    is_stale: newer data than that of `now` is not known, so that the age of the last is not either.
+    """
     silent = silence(unit, now)
     if unit.last_seen is None:
         return "No data of this unit has arrived yet." if silent else ""
     if silent:
         return f"{silent[:1].upper()}{silent[1:]}: last data {clock(unit.last_seen, now)}. Its state now is unknown."
-    return f"Last data {ago(unit.last_seen, now)}"
+    return f"Last data {clock(unit.last_seen, now) if is_stale else ago(unit.last_seen, now)}"
 
 
 def _name_cell(unit: Unit, now: int) -> str:

@@ -48,7 +48,7 @@ def _all() -> None:
         st.html(common.notice(text, "quiet", "Next:"))
         return
     st.html(markup.overview(facility))
-    now = snapshot.now()
+    now = _time_of(answer)
     cooling = [u for u in facility.units if u.kind in markup.COOLING]
     power = [u for u in facility.units if u.kind in markup.POWER]
     st.html(linked.anchor("cooling") + common.section("Cooling", _note(cooling)))
@@ -61,6 +61,11 @@ def _all() -> None:
     st.html(markup.leaks([u for u in facility.units if u.kind == "leak_detector"], now))
     if facility.more:
         st.html(common.notice(f"{facility.more:,} more units are not listed; the worst are."))
+
+
+def _time_of(answer: snapshot.CachedAnswer[Facility]) -> int:
+    """Returns the time for which the ages of a page are right: while the API is away the units go on sending."""
+    return answer.fetched if answer.error else snapshot.now()
 
 
 def _note(units: list[Unit]) -> str:
@@ -84,8 +89,8 @@ def _one(entity: str) -> None:
             parts.draw_error(answer)
         return
     unit = next(u for u in answer.value.units if u.entity == entity)
-    badges, text, now = [markup.state_badge(unit)], _headline(unit, title), snapshot.now()
-    below = markup.last_data(unit, now)
+    badges, text, now = [markup.state_badge(unit)], _headline(unit, title), _time_of(answer)
+    below = markup.last_data(unit, now, bool(answer.error))
     parts.draw_head(text, badges, below, answer, of_now=True, crumbs=crumbs, simulated=unit.simulated)
     parts.draw_error(answer)
     _details(unit, answer.value, now)
@@ -110,7 +115,7 @@ def _details(unit: Unit, facility: Facility, now: int) -> None:
         st.html(box)
     left, right = st.columns([1.25, 1], gap="medium")
     with left:
-        _trends(unit, now)
+        _trends(unit, snapshot.now())
     with right:
         st.html(common.section("Now"))
         st.html(f'<div class="fp-narrow">{markup.facts(unit, now)}</div>')

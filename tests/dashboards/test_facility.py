@@ -213,6 +213,22 @@ def test_a_unit_says_below_its_headline_when_it_last_sent_data(
         assert (f'<span class="fp-silent">{cell}</span>' in shown(page(script))) == bool(cell)
 
 
+def test_a_healthy_unit_is_not_called_silent_while_the_api_is_away(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = unit("cdu:c1", values={}, last_seen=iso(NOW - 3 * SECOND))
+    site.answers["facility"] = facility_table([found])
+    monkeypatch.setattr(snapshot, "now", lambda: NOW)
+    page(script, entity="cdu:c1")
+    page(script)
+    site.broken["facility"] = (503, b'{"detail": "away"}')
+    snapshot._fetch_cached.clear()
+    monkeypatch.setattr(snapshot, "now", lambda: NOW + 1920 * SECOND)
+    one, every = shown(page(script, entity="cdu:c1")), shown(page(script))
+    assert '<p class="fp-below">Last data 11:59:57Z</p>' in one
+    for text in (one, every):
+        assert "Showing the last known state." in text
+        assert "o data for 3" not in text
+
+
 def test_a_silent_unit_keeps_its_trends(site: Any) -> None:
     site.answers["facility"] = facility_table([unit("cdu:c2", "critical", values={})])
     page(script, entity="cdu:c2")
