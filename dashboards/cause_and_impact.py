@@ -117,12 +117,20 @@ def effect_text(state: str, slowdown: float | None, basis: str, now: int) -> str
 
 
 def action_text(detail: IncidentDetail, now: int) -> str:
-    """Returns the advice of the site or of Fleetpulse, of a resolved incident after since when it is."""
+    """Returns the advice of the site or of Fleetpulse, of a resolved incident after since when it is; of a merged one,
+    whose fault may go on in the other, only where the advice is."""
     incident = detail.incident
+    if is_merged(incident):
+        return f"Merged into {incident.life.merged_into}, whose advice holds."
     advice = plain(detail.advice) if detail.advice else recommended_action(incident.detector, incident.cause)
     if incident.resolved is None:
         return advice
     return f"Resolved since {clock(incident.resolved, now)}. The advice while it was open: “{advice}”"
+
+
+def is_merged(incident: Incident) -> bool:
+    """Returns whether an incident ended by a merge: it is resolved, its fault is not."""
+    return bool(incident.life.merged_into) and incident.resolved is not None
 
 
 def runbook_link(detail: IncidentDetail) -> Text:

@@ -34,8 +34,9 @@ def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: in
 
 
 def _detector(item: TimelineItem) -> str:
-    """Returns the detector of a finding, whose text begins with level and detector; empty for other items."""
-    return item.text.split()[1].rstrip(":") if item.kind == "finding" else ""
+    """Returns the detector of a finding, whose text begins with level and detector; empty without one."""
+    words_of = item.text.split()
+    return words_of[1].rstrip(":") if item.kind == "finding" and len(words_of) > 1 else ""
 
 
 def _suppressed(finding: Finding) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from dashboards.answers import Point, Series
 from pipeline.model.signals import CATALOGUE
 
-_LINKS = ("nic", "nvlink")
-_TRAFFIC = ("tx_packets", "rx_packets")
+_FAULTS = ("{error}", "{change}", "{event}")
+"""Units of what a healthy device has a few of. Packets, bits, blocks and ticks come with traffic, by the second."""
 
 
 def unit_per_hour(unit: str) -> str:
@@ -17,11 +17,9 @@ def unit_per_hour(unit: str) -> str:
 
 
 def is_judged_per_hour(signal: str, unit: str) -> bool:
-    """Returns whether detectors name the rate of a signal per hour: counters of errors, and events of links."""
+    """Returns whether detectors name the rate of a signal per hour: counters of errors, changes and events."""
     known = CATALOGUE.get(signal)
-    if known is None or known.kind != "counter" or not unit_per_hour(unit):
-        return False
-    return known.unit == "{error}" or (known.device_class in _LINKS and known.column not in _TRAFFIC)
+    return known is not None and known.kind == "counter" and known.unit in _FAULTS and bool(unit_per_hour(unit))
 
 
 def convert_series(series: Series) -> Series:

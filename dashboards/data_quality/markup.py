@@ -78,13 +78,16 @@ def overview(quality: Quality) -> str:
 
 def not_judged(sights: Sequence[Sight]) -> str:
     """Returns the devices that a detector cannot judge, by kind: each once, though several detectors may miss it. Which
-    they are is not known, so that several detectors of one kind give the least number."""
+    they are is not known, so that several detectors of one kind give the least number.
+
+    sights: those with a fault; without a device that lacks signals a detector is disabled, or fails.
+    """
     counts: dict[str, int] = {}
     for sight in sights:
         if sight.blind:
             counts[sight.kind] = max(sight.blind, counts.get(sight.kind, 0))
     if not counts:
-        return "no device is left out"
+        return "disabled or failing, see below"
     least = "at least " if sum(s.blind > 0 for s in sights) > len(counts) else ""
     return f"{least}{linked.kinds(counts, KINDS)} not judged"
 

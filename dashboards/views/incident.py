@@ -118,8 +118,7 @@ def subtitle(incident: Incident, now: int) -> str:
 def _answers(detail: IncidentDetail, now: int) -> None:
     """Draws why, impact, action and delivery: what the first screen of a phone answers."""
     over = detail.incident.resolved is not None
-    note = "resolved: this was the advice while it was open" if over else ""
-    st.html(markup.section("Recommended action", note) + _action(detail, "quiet" if over else "advice", now))
+    st.html(markup.section("Recommended action") + _action(detail, "quiet" if over else "advice", now))
     st.html(markup.section("Impact") + _impact(detail, now))
     cause = markup.facts(cause_and_impact.cause_rows(detail))
     st.html(markup.section("Cause") + f'<div class="fp-narrow">{cause}</div>')
@@ -136,6 +135,9 @@ def nodes_of(incident: Incident) -> list[str]:
 
 
 def _action(detail: IncidentDetail, tone: str, now: int) -> str:
+    if cause_and_impact.is_merged(detail.incident):
+        into = as_markup(incident_link(detail.incident.life.merged_into))
+        return markup.notice_of("", f"Merged into {into}, whose advice holds.", tone)
     runbook = cause_and_impact.runbook_link(detail)
     more = f" {as_markup(runbook)}" if runbook else ""
     return markup.notice_of("", f"{as_markup(cause_and_impact.action_text(detail, now))}{more}", tone)
@@ -197,7 +199,7 @@ def _no_findings(incident: Incident) -> str:
     if not incident.life.merged_into:
         return markup.notice("No findings yet.")
     where = as_markup(incident_link(incident.life.merged_into))
-    return markup.notice_of("", f"Its findings are in incident {where} now: it was merged into that one.")
+    return markup.notice_of("", f"It was merged into {where}, with its findings.")
 
 
 def _chart(detail: IncidentDetail, now: int) -> None:

@@ -91,6 +91,8 @@ def _switch_mine(query: ListQuery) -> None:
 
 def headline(counts: Mapping[str, int], query: ListQuery) -> str:
     """Returns the number of unresolved incidents, and how many of them have no owner."""
+    if "unresolved" not in counts:
+        return "Incidents"
     unresolved, pending = counts.get("unresolved", 0), counts.get("pending", 0)
     matching = f" that match{'es' if unresolved == 1 else ''}" if query.is_filtered else ""
     if not unresolved:
@@ -100,8 +102,11 @@ def headline(counts: Mapping[str, int], query: ListQuery) -> str:
 
 
 def _tabs(query: ListQuery, counts: Mapping[str, int] | None) -> None:
-    """Draws the tabs with their counts, if they are known; they are links, and the address decides."""
-    number = {} if counts is None else {name: f" <b>{counts.get(name, 0):,}</b>" for name in SHOWN}
+    """Draws the tabs with their counts, if they are known; they are links, and the address decides.
+
+    An older API has no count of some tabs.
+    """
+    number = {name: f" <b>{count:,}</b>" for name, count in (counts or {}).items()}
     tabs = "".join(
         f'<a class="fp-tab{" fp-tab-on" * (name == query.show)}" href="{markup.quoted(query.href(show=name))}" '
         f'target="_self"{" aria-current=page" * (name == query.show)}>{title}{number.get(name, "")}</a>'

@@ -41,7 +41,12 @@ def test_a_chart_is_valid_vega_lite_with_a_utc_axis_and_the_onset(mode: str) -> 
         ("nic.carrier_changes", "{change}/s", "change/h"),
         ("nvlink.crc_errors", "{error}/s", "error/h"),
         ("gpu.dram_corrected", "{error}/s", "error/h"),  # usual rates of memory errors are per hour in titles
+        ("nvlink.recoveries", "{event}/s", "event/h"),
         ("nic.rx_packets", "{packet}/s", "packet/s"),
+        ("nic.phy_bits", "{bit}/s", "bit/s"),
+        ("nic.port_tx_wait", "{tick}/s", "tick/s"),
+        ("nic.tx_pause", "{packet}/s", "packet/s"),
+        ("nvlink.fec_0", "{block}/s", "block/s"),
         ("node.context_switches", "{switch}/s", "switch/s"),
         ("nic.rx_bytes", "By/s", "B/s"),
     ],

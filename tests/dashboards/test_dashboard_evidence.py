@@ -187,6 +187,13 @@ def test_a_finding_whose_title_changed_is_in_the_timeline_once_with_the_newest(b
     assert sorted(texts) == ["Page sdc: it is wrong", "Page sdc: no finding", "Page xid: another detector"]
 
 
+@pytest.mark.parametrize("text", ["", "page"])
+def test_a_finding_without_a_text_stays_in_the_timeline(text: str) -> None:
+    found = finding()
+    items = [TimelineItem(found.onset, "finding", found.entity, text)]
+    assert len(timeline_rows(detail(found), items, NOON)) == 2
+
+
 def test_notifications_show_their_delivery_status() -> None:
     base = detail()
     late = Notification("chat", "firing", "waiting", 3, NOON, NOON, "503")

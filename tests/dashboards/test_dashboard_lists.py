@@ -97,6 +97,16 @@ def test_tabs_have_no_counts_while_the_api_is_away(api: Any) -> None:
     assert "No unresolved incidents" not in text
 
 
+def test_a_tab_that_an_older_api_does_not_count_has_no_number(api: Any) -> None:
+    found = api.list_incidents({})
+    counts = {"muted" if name == "silenced" else name: number for name, number in found["counts"].items()}
+    api.answers["incidents"] = {**found, "counts": counts}
+    text = shown(page(incidents_script))
+    assert "Pending <b>1</b>" in text
+    assert ">Silenced</a>" in text
+    assert incidents.headline({}, ListQuery()) == "Incidents"
+
+
 def test_a_wrong_matcher_is_shown_with_its_fault(api: Any) -> None:
     api.broken["incidents"] = (400, b'{"detail": "matcher \\"rack\\": expected LABEL=VALUE"}')
     assert "expected LABEL=VALUE" in shown(page(incidents_script, filter="rack"))

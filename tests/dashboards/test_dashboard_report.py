@@ -92,6 +92,12 @@ def test_an_incident_that_was_resolved_since_the_list_was_read_gives_no_order(ap
     assert f"<th>Recommended action</th><td>Resolved since 12:00:00Z. {said}" in text
 
 
+def test_an_incident_that_was_merged_since_the_list_was_read_leaves_the_advice_to_the_other(api: Any) -> None:
+    known = {**api.incidents["A1"], "advice": "Go now.", "merged_into": "B2"}
+    api.answers["incidents/A1"] = {**known, "state": "resolved", "resolved": iso(NOW)}
+    assert "<th>Recommended action</th><td>Merged into B2, whose advice holds.</td>" in report(api)
+
+
 @pytest.mark.parametrize(
     ("unlisted", "jobs", "expected"), [(0, 0, "none"), (64, 0, "not known"), (3, 0, "jobs of 3 nodes not known")]
 )

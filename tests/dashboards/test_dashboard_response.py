@@ -438,9 +438,9 @@ def test_a_merged_incident_says_where_its_findings_are(api: Any, merged_into: st
     api.incidents["A1"] |= {"findings": [], "merged_into": merged_into}
     text = shown(page(incident_script, id="A1"))
     assert ("No findings yet." in text) == (merged_into is None)
-    assert (re.search(r'Its findings are in incident <a [^>]*incident\?id=A2"[^>]*>A2</a> now', text) is not None) == (
-        merged_into is not None
-    )
+    assert (
+        re.search(r'It was merged into <a [^>]*incident\?id=A2"[^>]*>A2</a>, with its findings', text) is not None
+    ) == (merged_into is not None)
 
 
 @pytest.mark.parametrize(
