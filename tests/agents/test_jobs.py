@@ -300,6 +300,30 @@ def test_members_are_limited(tree: ProcTree, monkeypatch: pytest.MonkeyPatch) ->
     assert len(found.scan()) == 5
 
 
+def test_an_error_in_one_process_hides_no_job_and_is_logged_once(
+    make: Callable[..., Jobs], tree: ProcTree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = processes.identify_process
+
+    def identify(environment: dict[str, str], node: str) -> object:
+        if environment.get("SLURM_JOB_ID") == "99":
+            raise ZeroDivisionError("by a\nzero")
+        return plain(environment, node)
+
+    monkeypatch.setattr(processes, "identify_process", identify)
+    tree.start(20, {**task(0), "SLURM_JOB_ID": "99"})
+    tree.start(21, task(0))
+    jobs = make(memory=None)
+    assert [event.entity for event in events(jobs, 8)] == ["job:81"]
+    assert capsys.readouterr().err == (
+        "collector jobs: 1 processes are left out, expected no error: "
+        "the first is pid 20: ZeroDivisionError: by a?zero\n"
+    )
+    tree.end(20)
+    events(jobs)
+    assert capsys.readouterr().err == "collector jobs: processes: resolved\n"
+
+
 def test_no_proc_is_no_data(tmp_path: Path, make: Callable[..., Jobs]) -> None:
     with pytest.raises(NoData, match="mount /proc there"):
         make(proc=tmp_path / "absent")

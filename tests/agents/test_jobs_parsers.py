@@ -126,6 +126,8 @@ def test_any_stat_line_gives_a_start_time_or_none(stat: bytes) -> None:
         ("CUDA_VISIBLE_DEVICES=MIG-GPU-8/1/0", ("MIG-GPU-8/1/0",)),
         ("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", ("2", "3")),
         ("CUDA_VISIBLE_DEVICES=0 RANK=3 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4", ("0",)),
+        ("CUDA_VISIBLE_DEVICES=0,1 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=0", ("1",)),  # 0 is unknown
+        ("CUDA_VISIBLE_DEVICES=0,1 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_TASKS_PER_NODE=0(x2)", ("0", "1")),
         ("ROCR_VISIBLE_DEVICES=2,3 RANK=0 LOCAL_RANK=0", ("2",)),
         ("", ()),
     ],

@@ -117,7 +117,7 @@ def share_of_rank(found: tuple[str, ...], identity: ProcessIdentity | None) -> t
     """Returns one rank's share of the devices that all ranks of the node see: consecutive, by local rank."""
     if identity is None or identity.local_rank is None or not found or (identity.local_size or 2) < 2:
         return found
-    if identity.local_size is None:
+    if not identity.local_size:
         return (found[identity.local_rank],) if identity.claim == 3 and identity.local_rank < len(found) else found
     each = len(found) // identity.local_size
     if not each:

@@ -84,12 +84,14 @@ class Jobs(Collector):
             self._refresh()
         processes = self._processes.scan()
         mostly_refused, refused = self._processes.mostly_refused, len(self._processes.refused)
+        failed = dict(self._processes.failed)
         facts, pods = self._prolog.read_jobs(), self._pods.pods
         sources = JobSources(processes.values(), facts, pods, self._gpu_numbers, self._node, mostly_refused)
         events = self._tracker.update(find_ranks(sources), self._now())
         problem = f"permission denied for the environment of {refused} processes: requires {_REQUIRED_RIGHTS}"
         self._log_change("rights", problem if mostly_refused else "")
         self._log_change("pods", self._pods.problem)
+        self._log_change("processes", _describe_failed(failed))
         return (Reading("rank", tuple(self._tracker.ranks), {}, tuple(events)),)
 
     def inventory(self) -> Mapping[str, Device]:
@@ -124,4 +126,14 @@ class Jobs(Collector):
             sys.stderr.write(f"collector jobs: {text or f'{subject}: resolved'}\n")
 
 
+def _describe_failed(failed: Mapping[int, str]) -> str:
+    """Returns what to log of the processes that could not be interpreted; empty if there are none."""
+    if not failed:
+        return ""
+    pid, error = next(iter(failed.items()))
+    printable = "".join(c if c.isprintable() else "?" for c in error)[:_MAX_ERROR_CHARS]
+    return f"{len(failed)} processes are left out, expected no error: the first is pid {pid}: {printable}"
+
+
+_MAX_ERROR_CHARS = 200  # of an error's text, which may hold a part of an environment; chosen, about two lines
 _NO_DIGITS = str.maketrans("", "", "0123456789")

@@ -185,12 +185,15 @@ def _array_task_id(environment: Mapping[str, str]) -> str:
 
 
 def _find_local_size(environment: Mapping[str, str]) -> int | None:
-    """Returns the number of the job's ranks on this node; None if Slurm's list (`4(x2),3`) differs by node."""
-    found = _first_number(environment, _LOCAL_SIZES)[1]
-    if found is not None:
-        return found
+    """Returns the number of the job's ranks on this node; None if Slurm's list (`4(x2),3`) differs by node.
+
+    0 is unknown: this process is one of them, and any user can set the variable.
+    """
+    for key in _LOCAL_SIZES:
+        if found := parse_number(environment.get(key)):
+            return found
     text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
-    return parse_number(text.partition("(")[0]) if "," not in text else None
+    return parse_number(text.partition("(")[0]) or None if "," not in text else None
 
 
 def _rate_claim(environment: Mapping[str, str], key: str) -> int:

@@ -119,12 +119,16 @@ def parse_start_time(stat: bytes) -> int | None:
 
 @dataclass
 class ProcessScanner:
-    """The processes of one node. refused: pids whose environment may not be read, as of their last read."""
+    """The processes of one node. refused: pids whose environment may not be read, as of their last read.
+
+    failed: pid -> error of the processes that could not be interpreted, as of their last read.
+    """
 
     proc: Path
     node: str
     members: dict[int, JobProcess] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
     _times_read: dict[int, int] = field(default_factory=dict)
     _scans: int = 0
 
@@ -140,6 +144,7 @@ class ProcessScanner:
         known = {pid: self._times_read.get(pid, 0) + 1 for pid in pids}
         self._times_read = {pid: min(times, 3) for pid, times in known.items()}
         self.refused.intersection_update(known)
+        self.failed = {pid: error for pid, error in self.failed.items() if pid in known}
         for pid in [
             pid
             for pid, process in self.members.items()
@@ -148,8 +153,17 @@ class ProcessScanner:
             del self.members[pid]
             self._times_read[pid] = 1
         for pid in self._due_pids(known):
-            self._update(pid)
+            self._try_update(pid)
         return self.members
+
+    def _try_update(self, pid: int) -> None:
+        """Reads a process. Any user sets an environment: an error in one must not hide the jobs of the others."""
+        self.failed.pop(pid, None)
+        try:
+            self._update(pid)
+        except Exception as error:  # noqa: BLE001 - kept in `failed`, which the collector logs
+            self.failed[pid] = f"{type(error).__name__}: {error}"
+            self.members.pop(pid, None)
 
     def _due_pids(self, known: dict[int, int]) -> Iterator[int]:
         """Returns the pids to read in this scan: those seen once or twice, and a share of the others."""
