@@ -189,6 +189,15 @@ def test_a_reset_of_a_port_ends_no_error_of_a_gpu(tmp_path: Path) -> None:
     )  # gpu:n1.3 has its own reset
 
 
+def test_a_reset_of_the_nodes_own_counters_ends_no_fatal_error(tmp_path: Path) -> None:
+    health = open_health_at(tmp_path)
+    fatal = {"severity": "critical", "fatal": True, "action": "reset all GPUs and NVSwitches"}
+    both = [event("sxid", "node:n1", sxid=24001, **fatal), event("xid", "node:n1", **FATAL)]
+    assert apply(health, *both) == ["sxid.24001 node:n1", "xid.119 node:n1"]
+    assert len(apply(health, event("counter_reset", "node:n1", signals=["node.cpu_iowait_time"]))) == 2
+    assert apply(health, event("counter_reset", "gpu:n1.0", signals=["gpu.energy"])) == []
+
+
 def test_fatal_errors_survive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
     apply(open_health_at(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
     assert apply(open_health_at(tmp_path)) == ["xid.119 gpu:n1.3"]

@@ -108,6 +108,21 @@ def test_the_host_is_read_in_the_units_of_the_catalogue(tree: Tree, monkeypatch:
     }
 
 
+def test_a_small_decrease_of_the_wait_for_io_is_no_reset(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda _: 100)
+    root = tree(SERVER)
+    host = Host(proc=root / "proc", sys=root / "sys")
+    host.open("n1")
+    found = []
+    # the kernel moves waiting time of an idle processor to idle; the last line is of a reset
+    for idle, iowait in ((40_000, 50_000), (40_005, 49_990), (40_005, 50_020), (30, 40)):
+        (root / "proc/stat").write_text(f"cpu 100 20 30 {idle} {iowait} 6 7 8 20 0\ncpu0 1\nintr 1\nctxt 99\n")
+        columns = host.read()[0].columns
+        found.append((int(columns["node.cpu_idle_time"][0]), int(columns["node.cpu_iowait_time"][0])))
+    host.close()
+    assert found == [(900_000, 500_000), (900_000, 500_000), (900_250, 500_200), (700, 400)]
+
+
 def test_disks_are_reported_separately_and_the_namespaces_of_a_controller_are_one(tree: Tree) -> None:
     disks = looks_of(tree(SERVER))[0][1]
     assert disks.entities == ("disk:n1.nvme0", "disk:n1.sda")

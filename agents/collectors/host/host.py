@@ -54,6 +54,31 @@ def parse_stat(text: str, tick_ms: float) -> SignalValues:
     return found
 
 
+MAX_DECREASE_MS = 60_000
+"""Up to so much less, the idle times are no reset. Chosen: the unfinished idle periods of some hundred processors."""
+
+
+@dataclass
+class IdleTimes:
+    """The idle times of /proc/stat, which may decrease without a reset: then the largest one so far.
+
+    An idle processor's wait for I/O becomes idle time when the waiting task continues on another processor; the value
+    of iowait "will decrease in certain conditions" (kernel Documentation/filesystems/proc.rst, section 1.7). The idle
+    time contains it and is not read at the same moment.
+    """
+
+    _largest: SignalValues = field(default_factory=dict)
+
+    def hold(self, values: SignalValues) -> None:
+        """Replaces values that are a little smaller than before; takes a greater decrease as a reset."""
+        for name in ("node.cpu_idle_time", "node.cpu_iowait_time"):
+            if name in values:
+                before = self._largest.get(name, 0)
+                if 0 < before - values[name] <= MAX_DECREASE_MS:
+                    values[name] = before
+                self._largest[name] = values[name]
+
+
 _MEMORY = {
     # signal -> lines of /proc/meminfo that are added; all must exist
     "node.memory_total": ("MemTotal",),
@@ -226,7 +251,7 @@ class Host(Collector):
         self.close()
         self._node, self._schedule = node, SamplingSchedule(node)
         self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
-        self._disks = WholeDisks(self.sys, node)
+        self._disks, self._idle_times = WholeDisks(self.sys, node), IdleTimes()
         self._files = {name: ProcFile(self.proc / name) for name in (*_FAST, *_SLOW)}
         self._numa = [ProcFile(p) for p in sorted((self.sys / "devices/system/node").glob("node[0-9]*/meminfo"))]
         if not any(file.present for file in self._files.values()):
@@ -237,6 +262,7 @@ class Host(Collector):
         values: SignalValues = {}
         self._add_values(values, "loadavg", parse_loadavg)
         self._add_values(values, "stat", lambda text: parse_stat(text, self._tick_ms))
+        self._idle_times.hold(values)
         self._add_values(values, "uptime", parse_uptime)
         for resource in ("cpu", "memory", "io"):
             self._add_values(values, f"pressure/{resource}", partial(parse_pressure, resource))

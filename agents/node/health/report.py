@@ -86,7 +86,8 @@ class NodeHealth:
     def _apply_event(self, event: Event) -> None:
         """Begins and ends conditions by an event."""
         for rule in RULES:
-            if event.kind in rule.ended_by:
+            # only a GPU's: counters of a node are those of its kernel, and say nothing of its switches
+            if event.kind in rule.ended_by and event.entity.startswith("gpu:"):
                 self._end_condition(rule.name, event.entity)
             if event.kind == rule.kind:
                 self._apply_rule(rule, event)

@@ -25,7 +25,7 @@ class HealthRule:
 
     holds: whether an event of `kind` begins the condition (True) or ends it (False); None: neither.
     detail: the key of the data that distinguishes conditions of one entity; its value follows the name after a dot.
-    ended_by: kinds of event of the same entity that also end it, because they mean that the device restarted.
+    ended_by: kinds of event of the same GPU that also end it, because they mean that the GPU restarted.
     survives_restart: whether it holds after a restart of the agent, because no collector reports it again.
     """
 
