@@ -5,6 +5,7 @@ An agent with `[agent] otlp_port` receives what programs on its node send over H
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import sys
 import threading
@@ -142,8 +143,9 @@ def run(config: Config, stop: threading.Event) -> int:
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(f"gateway: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
+        sys.stderr.write(f"gateway: {text}\n")
+        sys.stderr.flush()
 
 
 # --- within an agent ------------------------------------------------------------------------------------------------

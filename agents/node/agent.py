@@ -8,6 +8,7 @@ data. Every change of state is one line on stderr and, for collectors, an event 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import sys
@@ -110,8 +111,10 @@ class ChangeLog:
         """Writes one line, if it differs from the last one of this subject."""
         if self._last_lines.get(subject) != text:
             self._last_lines[subject] = text
-            self._stream.write(f"{iso(self._clock.now())} {clean_text(f'{subject}: {text}')}\n")
-            self._stream.flush()
+            # a log that is full, or whose reader has gone, must cost no telemetry; it has no place to say so
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(f"{iso(self._clock.now())} {clean_text(f'{subject}: {text}')}\n")
+                self._stream.flush()
 
 
 class InventoryTracker:

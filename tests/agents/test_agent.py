@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -11,13 +12,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from agents.collector import Collector, Device, NoData, Reading
-from agents.node.agent import Agent, run
+from agents.collectors.canary.canary import Canary
+from agents.collectors.jobs.jobs import Jobs
+from agents.collectors.training.training import Training
+from agents.gateway import gateway
+from agents.node.agent import Agent, ChangeLog, run
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
 from pipeline.config.sections import Spool as SpoolSection
@@ -284,6 +290,41 @@ def test_a_new_device_is_sent_immediately(loop: Callable[..., Ran]) -> None:
     found_events = [set(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
     assert len(found_events) == 2
     assert found_events[1] - found_events[0] == {"gpu:n1.0"}
+
+
+class FullLog(io.StringIO):
+    """A log on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _log_refused() -> None:
+    training = Training()
+    training._ranks = SimpleNamespace(reason="too long")
+    training._log_refused(3)
+
+
+@pytest.mark.parametrize(
+    "log_line",
+    [
+        lambda: ChangeLog(sys.stderr, SteppedClock(1)).write("disk", "slow"),
+        lambda: Jobs()._log_change("pods", "refused"),
+        lambda: Canary()._log_once("no core"),
+        _log_refused,
+        lambda: gateway._log("listening"),
+    ],
+    ids=["agent", "jobs", "canary", "training", "gateway"],
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_log_that_is_full_or_closed_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch, log_line: Callable[[], None], closed: bool
+) -> None:
+    stream = io.StringIO() if closed else FullLog()
+    if closed:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    log_line()
 
 
 def test_a_clock_set_back_makes_no_second_batch_of_the_same_time(tmp_path: Path, drain: Drain) -> None:

@@ -132,3 +132,18 @@ def test_a_message_that_cannot_be_encoded_or_is_too_large_is_counted_and_stops_n
     spools.close()
     messages, gaps = drain(tmp_path)
     assert ([m.value[wire.ENVELOPE_BYTES :] for m in messages], gaps, spools.refused) == ([b"small"], [], 2)
+
+
+def test_a_small_file_that_fails_stops_no_other_and_no_message(
+    tmp_path: Path, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spools, logged, written = spools_at(tmp_path), [], Semaphore(0)
+    monkeypatch.setattr(spools, "_log", lambda *line: logged.append(line))
+    spools.write_later(tmp_path / "bad", lambda: Path("/dev/full/x").touch())
+    spools.write_later(tmp_path / "good", written.release)
+    assert written.acquire(timeout=30)
+    spools.check_disk()
+    spools.put(TELEMETRY, lambda: b"x", wire.TELEMETRY_KIND)
+    spools.close()
+    assert len(drain(tmp_path)[0]) == 1
+    assert logged == [(f"file {tmp_path / 'bad'}", "cannot be written: Not a directory; retried at its next change")]

@@ -5,6 +5,7 @@ Both run in programs of their own, which this collector starts and reads.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import sys
@@ -204,7 +205,8 @@ class Canary(Collector):
         """Logs each text once; a failure of one canary must not end the collector of both."""
         if text not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(text)
-            sys.stderr.write(f"collector canary: {text}\n")
+            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
+                sys.stderr.write(f"collector canary: {text}\n")
 
     def inventory(self) -> Mapping[str, Device]:
         """Returns the tested cores and GPUs."""

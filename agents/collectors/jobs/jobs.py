@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -123,7 +124,8 @@ class Jobs(Collector):
         kind = text.translate(_NO_DIGITS)
         if self._logged.get(subject, "") != kind:
             self._logged[subject] = kind
-            sys.stderr.write(f"collector jobs: {text or f'{subject}: resolved'}\n")
+            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
+                sys.stderr.write(f"collector jobs: {text or f'{subject}: resolved'}\n")
 
 
 def _describe_failed(failed: Mapping[int, str]) -> str:

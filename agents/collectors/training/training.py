@@ -233,9 +233,9 @@ class Training(Collector):
         """Logs refused datagrams, at most once per LOG_INTERVAL_S: any user can cause them."""
         if refused > self._refused_logged and self._clock() >= self._next_log_at:
             reason = "".join(c if c.isprintable() else "?" for c in self._ranks.reason)
-            sys.stderr.write(
-                f"collector training: {refused - self._refused_logged} datagrams refused; last: {reason}\n"
-            )
+            text = f"collector training: {refused - self._refused_logged} datagrams refused; last: {reason}\n"
+            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
+                sys.stderr.write(text)
             self._refused_logged, self._next_log_at = refused, self._clock() + LOG_INTERVAL_S
 
     def inventory(self) -> Mapping[str, Device]:

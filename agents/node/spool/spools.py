@@ -113,6 +113,8 @@ class NodeSpools:
             if topic.problem:
                 self._log(f"spool {topic.topic}", topic.problem)
             self._log_losses(topic)
+        for path, problem in tuple(self._writer.file_problems.items()):
+            self._log(f"file {path}", problem)
         age = max(topic.queue.oldest_age() for topic in self._topics)
         now = self._clock.monotonic()
         if age >= self._wait or now - self._wait_at > WAIT_WINDOW_S:

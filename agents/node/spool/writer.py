@@ -328,7 +328,8 @@ class TopicWriter:
 class SpoolWriter:
     """The writing thread, started by the constructor. It calls `on_durable` whenever readers can read something new.
 
-    failure: why the spools can never be opened; None while they are open, or may be.
+    failure: why the spools can never be opened; None while they are open, or may be. file_problems: why small files
+    were not written the last time that this failed.
     """
 
     def __init__(self, settings: Settings, origin: Origin, on_durable: Callable[[], object]) -> None:
@@ -338,6 +339,7 @@ class SpoolWriter:
         self.topics = {topic: TopicWriter(topic, settings, origin, memory) for topic in TOPICS}
         self._settings, self._on_durable = settings, on_durable
         self._files: dict[Path, Callable[[], object]] = {}
+        self.file_problems: dict[Path, str] = {}
         self._stop, self._work = False, threading.Condition()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
@@ -403,8 +405,11 @@ class SpoolWriter:
                 self._write_topic(topic)
         with self._work:
             files, self._files = self._files, {}
-        for write in files.values():
-            write()
+        for path, write in files.items():
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001 - if the thread ended, every later message would stay unwritten
+                self.file_problems[path] = f"cannot be written: {_describe_error(error)}; retried at its next change"
 
     def _write_topic(self, topic: TopicWriter) -> None:
         """Writes a part of a queue; any error is reported and the write retried."""
