@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from agents.collector import NoData
-from agents.collectors.host import kernel_log
+from agents.collectors.gpu.slots import boot_id
+from agents.collectors.host import kernel_events, kernel_log
 from agents.collectors.host.kernel_log import KernelLog, RepeatLimiter
 from agents.collectors.host.kmsg import KmsgPosition, KmsgReader
 from pipeline.model.event_kinds import EVENT_KINDS
@@ -81,6 +83,33 @@ def read_once(collector: KernelLog) -> list[Event]:
         json.dumps(dict(event.data), allow_nan=False)
         assert set(event.data) <= set(EVENT_KINDS[event.kind].data), event.kind
     return list(reading.events)
+
+
+@pytest.mark.parametrize("slots_file", [False, True])
+def test_a_gpu_keeps_its_index_after_another_was_lost_and_the_driver_reloaded(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots_file: bool
+) -> None:
+    """The file has one more GPU before both, which was lost before the agent started."""
+    monkeypatch.setattr(kernel_events, "REREAD_S", -1.0)
+    gpus = {"0000:1b:00.0": {"index": 0}, GPUS[0]: {"index": 1}, GPUS[2]: {"index": 2}}
+    if slots_file:
+        (tmp_path / "gpus.json").write_text(json.dumps({"boot": boot_id(), "gpus": gpus}))
+    collector = make(gpus=tmp_path / "gpus.json" if slots_file else None)
+    shutil.rmtree(tmp_path / "nvidia" / "gpus" / GPUS[0])
+    (tmp_path / "nvidia" / "gpus" / "0002:05:00.0").mkdir()
+    write(tmp_path, *(f"NVRM: Xid (PCI:{pci}): 79, pid=1, GPU lost" for pci in ("0002:05:00", "0001:04:00")))
+    wanted = ["gpu:n1.3", "gpu:n1.2"] if slots_file else ["gpu:n1.2", "gpu:n1.1"]
+    assert [event.entity for event in read_once(collector)] == wanted
+
+
+def test_indexes_that_the_nvml_collector_gives_later_count(make: Make, tmp_path: Path) -> None:
+    collector = make(gpus=tmp_path / "gpus.json")
+    write(tmp_path, "NVRM: Xid (PCI:0001:04:00): 13, pid=7, name=train, Graphics Exception")
+    assert [event.entity for event in read_once(collector)] == ["gpu:n1.1"]
+    gpus = {"0000:1b:00.0": {"index": 0}, GPUS[0]: {"index": 1}, GPUS[2]: {"index": 2}}
+    (tmp_path / "gpus.json").write_text(json.dumps({"boot": boot_id(), "gpus": gpus}))
+    write(tmp_path, "NVRM: Xid (PCI:0001:04:00): 31, pid=7, name=train, MMU Fault", begin=2)
+    assert [event.entity for event in read_once(collector)] == ["gpu:n1.2"]
 
 
 def test_an_xid_becomes_an_event_of_its_gpu_with_meaning_and_details(make: Make, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agents.collectors.gpu.slots import boot_id
 from pipeline.model.event_kinds import EVENT_KINDS
 from tests.agents import nvml_stub
 
@@ -54,6 +55,18 @@ def read_events(
     os.close(kept_open)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+@pytest.mark.slow
+def test_an_xid_has_the_index_of_the_slots_file(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver, reloaded after the first GPU was lost, numbers the second one 0."""
+    ((_, _, data),) = read_events(library, tmp_path, "0 8 79\n", "gpus 2")["looks"][0]
+    (tmp_path / "events").unlink()
+    gpus = {"0000:00:01.0": {"index": 0}, f"{data['pci']}.0": {"index": 1}}
+    (tmp_path / "gpus.json").write_text(json.dumps({"boot": boot_id(), "gpus": gpus}))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    found = read_events(library, tmp_path, "0 8 79\n1 8 79\n", "gpus 2")["looks"][0]
+    assert [entity for entity, *_ in found] == ["gpu:n1.1", "gpu:n1.2"]
 
 
 @pytest.mark.slow

@@ -96,6 +96,13 @@ def test_a_gpu_identified_only_by_address_is_the_same() -> None:
     assert [event.data.get("sources") for event in reported] == [["kernel", "nvml"], None]
 
 
+def test_two_gpus_that_have_the_same_index_by_two_sources_are_not_the_same() -> None:
+    line = Event(T0, "gpu:n1.3", "xid", {"xid": 79, "source": "kernel", "count": 1, "pci": "0000:04:00"})
+    pairs = XidPairing()
+    assert pairs.pair([line, xid(79, "nvml", gpu=3)], T0) == [line]
+    assert counts(pairs.pair([], T0 + HOLD_TIME)) == [("nvml", 1)]
+
+
 READS = st.lists(st.lists(st.tuples(st.sampled_from(["kernel", "nvml"]), st.integers(0, 1)), max_size=6), max_size=6)
 
 

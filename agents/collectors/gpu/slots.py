@@ -178,6 +178,39 @@ def load_gpus(path: Path | None) -> Mapping[str, Mapping[str, Any]]:
         return {}
 
 
+@dataclass
+class SlotIndexes:
+    """Address without function -> index, of the GPUs in the nvml collector's file; read again when the file changes.
+
+    A reloaded driver numbers anew the GPUs that it still has, while slots keep their index.
+    """
+
+    path: Path | None
+    _state: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
+    _indexes: Mapping[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    def load(self) -> Mapping[str, int]:
+        """Returns the indexes now; empty without a valid file."""
+        if self.path is None:
+            return {}
+        try:
+            status = os.stat(self.path)
+        except OSError:  # the nvml collector has seen no GPU yet, or is not used
+            return self._indexes
+        if (state := (status.st_mtime_ns, status.st_ino)) != self._state:
+            gpus = load_gpus(self.path)
+            self._state, self._indexes = state, {pci.partition(".")[0]: facts["index"] for pci, facts in gpus.items()}
+        return self._indexes
+
+
+def add_indexes(known: Mapping[str, int], addresses: Iterable[str]) -> dict[str, int]:
+    """Returns the known indexes with those of other addresses, which follow in order: nothing is renumbered."""
+    found = dict(known)
+    for address in addresses:
+        found.setdefault(address, max(found.values(), default=-1) + 1)
+    return found
+
+
 def save_gpus(path: Path | None, places: Iterable[GpuSlot]) -> bool:
     """Writes the GPUs seen so far. Returns False if that is not possible; then only the memory of them is lost."""
     if path is None:

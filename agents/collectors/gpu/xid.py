@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.collectors.gpu import xid_table
+from agents.collectors.gpu.slots import SlotIndexes, add_indexes, default_state_file
 from agents.collectors.gpu.xid_table import XidTable
 from agents.collectors.gpu.xid_text import pci_without_function
 from pipeline.config.settings import constraint
@@ -34,7 +35,9 @@ class _Gpu:
 
 @dataclass
 class XidEvents(Collector):
-    """Events of the NVML event set. `wait`: milliseconds that a read waits for the first event."""
+    """Events of the NVML event set. `wait`: milliseconds that a read waits for the first event. seen: state file of the
+    nvml collector's GPUs.
+    """
 
     name: ClassVar[str] = "xid"
     lane: ClassVar[str] = "gpu"
@@ -42,7 +45,10 @@ class XidEvents(Collector):
     events: ClassVar[tuple[str, ...]] = ("xid",)
     wait: int = field(default=10, metadata=constraint("0 to 100 ms", lambda v: 0 <= v <= 100))
     xid_table: Path | None = field(default=None, metadata=xid_table.XID_TABLE_SETTING)
+    seen: Path | None = field(default_factory=default_state_file)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
+    _slots: SlotIndexes = field(default_factory=lambda: SlotIndexes(None), init=False, repr=False)
+    _indexes: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _nvml: Any = field(default=None, init=False, repr=False)
     _event_set: Any = field(default=None, init=False, repr=False)
     _gpus: dict[int, _Gpu] = field(default_factory=dict, init=False, repr=False)
@@ -51,7 +57,7 @@ class XidEvents(Collector):
 
     def open(self, node: str) -> None:
         """Starts NVML and registers for the XID events of all GPUs. Raises NoData without a driver."""
-        self._node = node
+        self._node, self._slots = node, SlotIndexes(self.seen)
         try:
             self._table = xid_table.load_xid_table(self.xid_table)
         except ConfigError as error:
@@ -68,6 +74,7 @@ class XidEvents(Collector):
         self._gpus = {
             _handle_address(gpu.handle): gpu for gpu in map(self._find_gpu, range(self._gpu_count())) if gpu is not None
         }
+        self._add_indexes()
         self._register_gpus()
 
     def read(self) -> tuple[Reading, ...]:
@@ -110,6 +117,18 @@ class XidEvents(Collector):
         except (self._nvml.NVMLError, ValueError):  # not a valid address: the index identifies the GPU
             pci = None
         return _Gpu(index, handle, pci)
+
+    def _add_indexes(self) -> None:
+        """Numbers the GPUs: as the driver does at first, later only those that are new."""
+        driver = {gpu.pci: gpu.index for gpu in self._gpus.values() if gpu.pci is not None}
+        known = {**self._indexes, **self._slots.load()}
+        self._indexes = add_indexes(known, driver) if known else driver
+
+    def _index_of(self, gpu: _Gpu) -> int:
+        """Returns the index by address, as the nvml collector has it; the driver's if it gives no address."""
+        if gpu.pci is None:
+            return gpu.index
+        return self._slots.load().get(gpu.pci, self._indexes.get(gpu.pci, gpu.index))
 
     def _register_gpus(self) -> None:
         """Creates a new event set for all GPUs that support it. Raises NoData if none does."""
@@ -161,7 +180,7 @@ class XidEvents(Collector):
         detail = {name: int(value) for name, value in instances.items() if value != WHOLE_GPU}
         facts |= {"pci": gpu.pci, "detail": detail}
         kept = {key: value for key, value in facts.items() if value not in (None, {})}
-        return [Event(self._now(), f"gpu:{self._node}.{gpu.index}", "xid", kept)]
+        return [Event(self._now(), f"gpu:{self._node}.{self._index_of(gpu)}", "xid", kept)]
 
 
 def _handle_address(handle: Any) -> int:

@@ -121,12 +121,13 @@ class XidPairing:
 
 
 def _device_keys(event: Event) -> list[tuple[int, str]]:
-    """Returns the keys of an event. If no driver says which GPU is at an address, the entity is the node and identifies
-    no device.
+    """Returns the keys of an event: its address, since two sources may number GPUs differently; without one its GPU.
+
+    If no driver says which GPU is at an address, the entity is the node and identifies no device.
     """
     code, pci = int(event.data.get("xid", 0)), event.data.get("pci")
-    names = [pci, None if event.entity.startswith("node:") else event.entity]
-    return [(code, name) for name in names if name]
+    name = pci or (None if event.entity.startswith("node:") else event.entity)
+    return [(code, name)] if name else []
 
 
 def _near_in_time(one: _PendingXid, event: Event) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.collectors.gpu import xid_text
+from agents.collectors.gpu.slots import SlotIndexes, add_indexes
 from agents.collectors.gpu.xid_table import XidTable
 from agents.collectors.gpu.xid_text import SXidLine, XidLine, pci_without_function
 from agents.collectors.host.kernel_patterns import LogPatterns, PatternMatch
@@ -27,7 +28,9 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.I)
 
 @dataclass
 class GpuAddresses:
-    """Address and UUID -> index of each GPU. Read at start, and kept when the driver hangs.
+    """Address and UUID -> index of each GPU. Read at start, and kept when the driver hangs or is reloaded.
+
+    slots: the nvml collector's state file, whose indexes count: so an XID has the GPU of the other signals.
 
     NVML numbers GPUs in the order of their PCI addresses, without those that the driver excludes by configuration, like
     `nvidia-smi` and CUDA_DEVICE_ORDER=PCI_BUS_ID (CUDA programming guide, environment variables). The minor number of
@@ -38,7 +41,12 @@ class GpuAddresses:
     by_pci: Mapping[str, int] = field(default_factory=dict)
     by_uuid: dict[str, str] = field(default_factory=dict)
     branch: int | None = None
+    slots: Path | None = None
+    _slots: SlotIndexes = field(init=False, repr=False)
     _last_read: float = field(default=0.0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._slots = SlotIndexes(self.slots)
 
     def read(self, patience: float = 1.0) -> None:
         """Reads the tree. Its folder names need no driver; its files may hang, so they get `patience` seconds."""
@@ -52,14 +60,22 @@ class GpuAddresses:
         reader.join(patience)
         known = dict(facts)
         listed = [a for a in addresses if known.get(a, {}).get("GPU Excluded", "No") != "Yes"]
-        self.by_pci = {pci_without_function(address): index for index, address in enumerate(listed)}
+        self._take_slots()
+        self.by_pci = add_indexes(self.by_pci, map(pci_without_function, listed))
         self.by_uuid |= {f["GPU UUID"]: pci_without_function(a) for a, f in known.items() if f.get("GPU UUID")}
 
     def index_of(self, pci: str | None) -> int | None:
         """Returns the index of the GPU at an address without function; None if unknown."""
+        self._take_slots()
         if pci is not None and pci not in self.by_pci and time.monotonic() - self._last_read > REREAD_S:
             self.read()
         return None if pci is None else self.by_pci.get(pci)
+
+    def _take_slots(self) -> None:
+        """Takes the nvml collector's indexes; another address that had one of them gets none."""
+        if slots := self._slots.load():
+            taken = set(slots.values())
+            self.by_pci = {pci: index for pci, index in self.by_pci.items() if index not in taken} | dict(slots)
 
     def _driver_branch(self) -> int | None:
         """Returns 575 of 575.57.08; None if there is no driver."""

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.collectors.gpu import xid_table
+from agents.collectors.gpu.slots import default_state_file
 from agents.collectors.host.kernel_events import PREFILTER_WORDS, GpuAddresses, KernelEventDecoder
 from agents.collectors.host.kernel_patterns import PATTERNS_SETTING, load_patterns
 from agents.collectors.host.kmsg import KmsgPosition, KmsgReader, KmsgRecord
@@ -101,7 +102,8 @@ def since_boot() -> int:
 class KernelLog(Collector):
     """Events of /dev/kmsg. The position is kept in `state`, so that a restart neither loses nor repeats records.
 
-    Without that file it starts `look_back` seconds in the past. path may be a FIFO or file of the same format.
+    Without that file it starts `look_back` seconds in the past. path may be a FIFO or file of the same format. gpus:
+    state file of the nvml collector's GPUs, by default in the service's folder.
     """
 
     name: ClassVar[str] = "kernel_log"
@@ -111,6 +113,7 @@ class KernelLog(Collector):
     driver: Path = Path("/proc/driver/nvidia")
     sys: Path = Path("/sys")
     state: Path = Path("/var/lib/fleetpulse/kernel_log")
+    gpus: Path | None = field(default_factory=default_state_file)
     xid_table: Path | None = field(default=None, metadata=xid_table.XID_TABLE_SETTING)
     patterns: Path | None = field(default=None, metadata=PATTERNS_SETTING)
     look_back: float = field(default=600.0, metadata=constraint("0 s or more", lambda v: v >= 0))
@@ -146,7 +149,7 @@ class KernelLog(Collector):
         log.next_sequence = self._position.open()
         goes_on = log.next_sequence is not None
         self._first_record_time = 0 if goes_on else self._since_boot() - round(self.look_back * SECOND)
-        places = GpuAddresses(self.driver)
+        places = GpuAddresses(self.driver, slots=self.gpus)
         places.read()
         self._decoder = KernelEventDecoder(node, table, patterns, places, self.sys)
         self._limiter = RepeatLimiter(self.burst, round(self.window * SECOND))
