@@ -110,9 +110,11 @@ class DurableIntake:
         spool = self._spool
         if spool.size + 2 * spool.segment_bytes > spool.max_bytes:
             return f"the spool is full: {spool.size} of {spool.max_bytes} bytes: is the pipeline or Kafka unreachable?"
-        if disk.free_bytes(spool.home) < spool.free_bytes + 2 * spool.segment_bytes:
-            return "the disk of the spool is nearly full"
-        return None
+        try:
+            free = disk.free_bytes(spool.home)
+        except OSError:  # such as a folder that was removed: the write makes it again, or says what is wrong
+            return None
+        return "the disk of the spool is nearly full" if free < spool.free_bytes + 2 * spool.segment_bytes else None
 
     def _run(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -167,6 +168,19 @@ def test_a_full_spool_refuses_with_503_and_loses_nothing(tmp_path: Path, monkeyp
         monkeypatch.undo()
         assert gateway.post(gpu_request(time=T0_NS + 10**9))[0] == 200
         assert len(stored(tmp_path)) == 2
+    finally:
+        gateway.stop()
+
+
+def test_a_spool_whose_folder_was_removed_is_made_again(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    try:
+        assert gateway.post(gpu_request())[0] == 200
+        shutil.rmtree(tmp_path / "spool")
+        assert gateway.get("/readyz")[0] == 200
+        statuses = [gateway.post(gpu_request(time=T0_NS + 10**9))[0] for _ in range(2)]
+        assert statuses == [503, 200]  # the first write finds it gone: its sender tries again
+        assert len(stored(tmp_path)) == 1
     finally:
         gateway.stop()
 
