@@ -126,7 +126,7 @@ class InventoryTracker:
 
     def request_due(self, time: int) -> bool:
         """Whether all collectors must return their inventory now."""
-        if time - self._requested < INVENTORY_INTERVAL_US:
+        if 0 <= time - self._requested < INVENTORY_INTERVAL_US:  # not after a clock in the future was set back
             return False
         self._requested = time
         return True
@@ -139,7 +139,7 @@ class InventoryTracker:
                 devices = dict(inventory)
                 changed |= self.by_collector.get(name) != devices
                 self.by_collector[name] = devices
-        if not changed and time - self._sent < INVENTORY_INTERVAL_US:
+        if not changed and 0 <= time - self._sent < INVENTORY_INTERVAL_US:
             return False
         self._sent = time
         return True

@@ -58,7 +58,8 @@ class CounterGenerations:
         if len(self._since) > _MAX_DEVICES:
             seen = {entity for _, entities in keys for entity in entities}
             self._since = {entity: since for entity, since in self._since.items() if entity in seen}
-        if self._since != self._saved or time - self._saved_at >= _SAVE_US:
+        # a time before the last one: the clock was in the future and set back
+        if self._since != self._saved or not 0 <= time - self._saved_at < _SAVE_US:
             self._saved_at = time
             self.save()
         return [self._generation_reading(key) for key in keys], events

@@ -23,7 +23,7 @@ from agents.collectors.canary.canary import Canary
 from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training.training import Training
 from agents.gateway import gateway
-from agents.node.agent import Agent, ChangeLog, run
+from agents.node.agent import Agent, ChangeLog, InventoryTracker, run
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
 from pipeline.config.sections import Spool as SpoolSection
@@ -282,6 +282,17 @@ def test_inventory_is_sent_at_start_hourly_and_on_change(loop: Callable[..., Ran
     entities = found_events[0].data["entities"]
     assert entities["node:n1"] == {"parents": [], "attributes": {"looks": 0}}
     assert entities["collector:n1.node"]["parents"] == entities["agent:n1"]["parents"] == ["node:n1"]
+
+
+def test_a_clock_in_the_future_that_is_set_back_delays_no_inventory() -> None:
+    inventory, day = InventoryTracker(), 86_400 * SECOND
+    found = {"node": {"node:n1": Device(())}}
+    assert inventory.request_due(START + day)
+    assert inventory.update(START + day, found)
+    assert inventory.request_due(START)
+    assert inventory.update(START, found)
+    assert not inventory.request_due(START + SECOND)
+    assert not inventory.update(START + SECOND, found)
 
 
 def test_a_new_device_is_sent_immediately(loop: Callable[..., Ran]) -> None:

@@ -139,3 +139,11 @@ def test_a_generation_changes_exactly_when_a_counter_decreases(values: list[int]
         since = update_at(generations, second, nic_reading(now, 0))[0][0]
         assert (since != last) == (now < before)
         last = since
+
+
+def test_after_a_clock_in_the_future_was_set_back_the_newest_counters_are_saved(tmp_path: Path) -> None:
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
+    update_at(generations, 86_400, nic_reading(5, 7))
+    update_at(generations, 0, nic_reading(9, 9))
+    restarted = CounterGenerations(tmp_path / "g.json", BOOT)
+    assert [event.entity for event in update_at(restarted, 1, nic_reading(8, 9))[1]] == ["port:n1.a"]
