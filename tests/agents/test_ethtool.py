@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.nic.ethtool import STATISTICS, EthtoolStatistics
+from agents.collectors.nic.ethtool import PAUSE_S, STATISTICS, EthtoolStatistics, _Interface
 from agents.collectors.nic.ethtool_requests import (
     EthtoolIoctl,
     decode_driver_info,
@@ -62,6 +62,33 @@ def test_no_response_breaks_a_parser(answer: bytes, count: int) -> None:
     assert len(decode_names(answer, count)) <= 10
     assert 0 <= decode_statistics_count(answer) < 1 << 32
     assert len(decode_driver_info(answer).firmware) <= 32
+
+
+class NamesFailOnce:
+    """A driver that refuses its first answer of names."""
+
+    def __init__(self) -> None:
+        self.names_asked = 0
+
+    def statistics_names(self, name: str, count: int) -> list[str]:
+        self.names_asked += 1
+        if self.names_asked == 1:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return [STATISTICS[0].names[0]]
+
+    def read_statistics(self, name: str, count: int) -> np.ndarray:
+        return np.array([7], np.uint64)
+
+
+def test_names_that_were_refused_once_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EthtoolIoctl, "statistics_count", lambda calls, name: 1)
+    collector, clock = EthtoolStatistics(), [0.0]
+    collector._ethtool, collector._monotonic = NamesFailOnce(), lambda: clock[0]
+    port = _Interface("eno1")
+    assert collector._read_values(port) is None
+    clock[0] += PAUSE_S
+    assert collector._read_values(port).tolist() == [7]
+    assert STATISTICS[0].signal in port.positions
 
 
 # --- a driver below the real calls -----------------------------------------------------------------------------------

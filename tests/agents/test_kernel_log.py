@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -100,6 +101,33 @@ def test_a_gpu_keeps_its_index_after_another_was_lost_and_the_driver_reloaded(
     write(tmp_path, *(f"NVRM: Xid (PCI:{pci}): 79, pid=1, GPU lost" for pci in ("0002:05:00", "0001:04:00")))
     wanted = ["gpu:n1.3", "gpu:n1.2"] if slots_file else ["gpu:n1.2", "gpu:n1.1"]
     assert [event.entity for event in read_once(collector)] == wanted
+
+
+def test_a_position_that_cannot_be_saved_costs_no_event_and_is_saved_later(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    collector = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        for number in range(1, 5):
+            write(tmp_path, "NVRM: Xid (PCI:0001:04:00): 13, pid=7, name=train, Graphics Exception", begin=number)
+            assert len(read_once(collector)) == 1
+    assert capsys.readouterr().err == (
+        f"collector kernel_log: {tmp_path / 'state'}: cannot be written: No space left on device; "
+        "a restart may repeat records\n"
+    )
+    read_once(collector)
+    assert capsys.readouterr().err == "collector kernel_log: position: resolved\n"
+    assert (tmp_path / "state").read_text().endswith(" 5\n")
+    write(tmp_path, "NVRM: Xid (PCI:0001:04:00): 13, pid=7, name=train, Graphics Exception", begin=5)
+    read_once(collector)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    collector.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_indexes_that_the_nvml_collector_gives_later_count(make: Make, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ It runs in its own process, since a user's pattern may be slow on some line: the
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -128,6 +130,7 @@ class KernelLog(Collector):
     _last_read: int | None = field(default=None, init=False, repr=False)
     _first_record_time: int = field(default=0, init=False, repr=False)
     _position: KmsgPosition | None = field(default=None, init=False, repr=False)
+    _problem_logged: str = field(default="", init=False, repr=False)
     _reads: int = field(default=0, init=False, repr=False)
 
     def open(self, node: str) -> None:
@@ -182,11 +185,14 @@ class KernelLog(Collector):
     def close(self) -> None:
         """Saves the position and closes the log."""
         if self._log is not None:
-            self._save_position()
-            self._log.close()
-            self._log = None
-        if self._position is not None:
-            self._position.close()
+            log, position = self._log, self._position
+            try:
+                self._save_position()
+            finally:
+                self._log = self._position = None
+                log.close()
+                if position is not None:
+                    position.close()
 
     def _event_time(self, record: KmsgRecord, now: int, uptime: int) -> int:
         """Returns the UTC time of a record, at least that of the last read, since it was not there then.
@@ -205,6 +211,10 @@ class KernelLog(Collector):
         """
         if self._position is not None and self._log is not None and self._reads > 1:
             self._position.save(self._log.next_sequence)
+            if self._position.problem != self._problem_logged:
+                self._problem_logged = self._position.problem
+                with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
+                    sys.stderr.write(f"collector kernel_log: {self._problem_logged or 'position: resolved'}\n")
 
 
 def _open_error(path: Path, error: OSError) -> str:

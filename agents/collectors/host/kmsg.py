@@ -152,10 +152,14 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass
 class KmsgPosition:
-    """A file with boot id and number of the next record. One process at a time owns it; others save nothing."""
+    """A file with boot id and number of the next record. One process at a time owns it; others save nothing.
+
+    problem: why the number could not be saved the last time; empty if it was.
+    """
 
     path: Path
     boot_id: Path = BOOT_ID
+    problem: str = field(default="", init=False)
     _handle: int | None = field(default=None, init=False, repr=False)
     _saved: int | None = field(default=None, init=False, repr=False)
 
@@ -177,13 +181,17 @@ class KmsgPosition:
         return self._saved
 
     def save(self, number: int | None) -> None:
-        """Writes the number to continue at."""
+        """Writes the number to continue at. If the disk refuses it, the next call tries again: events matter more."""
         if self._handle is None or number is None or number == self._saved:
             return
-        text = f"{self._boot_id()} {number}\n".encode("ascii")
-        os.pwrite(self._handle, text, 0)
-        os.ftruncate(self._handle, len(text))
-        self._saved = number
+        try:
+            text = f"{self._boot_id()} {number}\n".encode("ascii")
+            os.pwrite(self._handle, text, 0)
+            os.ftruncate(self._handle, len(text))
+        except OSError as error:
+            self.problem = f"{self.path}: cannot be written: {error.strerror}; a restart may repeat records"
+            return
+        self._saved, self.problem = number, ""
 
     def close(self) -> None:
         """Closes the file."""

@@ -385,7 +385,10 @@ class EthtoolStatistics(Collector):
         if count is None:
             return None
         if count != port.count:
-            names = self._query(port, "names", lambda calls, name: calls.statistics_names(name, count)) or []
+            names = self._query(port, "names", lambda calls, name: calls.statistics_names(name, count))
+            if names is None:  # asked again at the next read, or after the pause
+                port.positions, port.count = {}, 0
+                return None
             places = {s.signal: positions_of(names, s.names) for s in STATISTICS}
             port.positions = {signal: place for signal, place in places.items() if len(place)}
             port.count = count
