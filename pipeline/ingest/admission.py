@@ -209,10 +209,12 @@ class Admission:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def admit_inventories(self, batches: Iterable[EventBatch], now: int) -> list[EventBatch]:
-        """The admitted part of inventories that the pipeline makes for senders without an agent."""
-        found = [self._admit_events(batch, now).body for batch in batches]
-        return [body for body in found if isinstance(body, EventBatch)]
+    def admit_inventory(self, batch: EventBatch, now: int) -> Admitted:
+        """The admitted part of an inventory that the pipeline makes for a sender without an agent."""
+        try:
+            return self._admit_events(batch, now)
+        except Rejected as error:
+            return Admitted(None, (error,))
 
     def _admit_events(self, batch: EventBatch, arrived: int) -> Admitted:
         self._settled.clear()

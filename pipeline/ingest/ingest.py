@@ -400,7 +400,7 @@ class Ingest:
         events = [item.body for item in fresh if isinstance(item.body, EventBatch)]
         clocks, refused = self.senders.clock_events(writes.now), self.rejections.due_events(writes.now)
         found = self._inventory.due_events(writes.now)
-        events += clocks + refused + self.admission.admit_inventories(found, writes.now)
+        events += clocks + refused + writes.admit_inventories(found, self.admission)
         rows = self._build_rows(fresh)
         writes.counters["samples"] += sum(len(block.time) * len(block.columns) for block in rows)
         writes.counters["commits"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -165,19 +166,19 @@ class TransactionWrites:
         excluded: dict[int, frozenset[str]] = {}
         for i, samples in enumerate(batch.nodes):
             layout, time = samples.part.layout, min(int(samples.times[-1]), item.arrived)
-            out: frozenset[str] = frozenset()
+            out, named = frozenset[str](), True
             if admission.is_settled(layout, time):
                 admission.record_settled(layout.node, time)
             else:
                 try:
                     out, refused = admission.admit_layout(layout, time)
                 except Rejected as error:
-                    out, refused = frozenset(samples.part.inventory), (error,)
+                    out, refused, named = frozenset(samples.part.inventory), (error,), False
                 rejected += refused
             if self.agents.has_agent(layout.node, self.now):
                 self.counters["foreign_shadowed"] += samples.part.count_values(samples.part.measured)[2]
                 out |= samples.part.measured
-            else:
+            elif named:  # a refused name would be refused again with each inventory
                 self.inventory.add_part(samples.part, out)
             mapped, custom, _ = samples.part.count_values(out)
             self.counters["foreign_values"] += mapped + custom
@@ -191,6 +192,24 @@ class TransactionWrites:
         for what, number in batch.counts.items():
             self.counters[f"foreign_{what}"] += number
         return item._replace(body=replace(batch, excluded=excluded)) if excluded else item
+
+    def admit_inventories(self, batches: Iterable[EventBatch], admission: Admission) -> list[EventBatch]:
+        """The admitted part of inventories that the pipeline makes for senders without an agent; the rest is letters.
+
+        The payload of such a letter is the whole inventory as JSON: no message has it.
+        """
+        admitted: list[EventBatch] = []
+        for batch in batches:
+            part = admission.admit_inventory(batch, self.now)
+            if isinstance(part.body, EventBatch):
+                admitted.append(part.body)
+            if part.rejected:
+                node = batch.origin.node
+                data = json.dumps([event.data for event in batch.events]).encode()
+                message = Message(Partition(OTLP, node, ""), 0, data, key=node.encode())
+                for one in part.rejected:
+                    self._keep_letter(DeadLetter(message, f"{one}; in the inventory of {node}", one.rule))
+        return admitted
 
     def _keep_letter(self, letter: DeadLetter) -> bool:
         """Counts a letter; returns whether it is kept."""

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import CorruptRecordError, KafkaError, LogTruncationError, OffsetOutOfRangeError
+from kafka.errors import (
+    CorruptRecordError,
+    KafkaError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    UnsupportedCodecError,
+)
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import GapError, Offline, Retryable
@@ -263,9 +269,10 @@ class KafkaTransport:
     def _poll(self, wait_ms: int, held_ms: int = LONG_POLL_MS) -> None:
         """Polls once, and buffers the records of all partitions. held_ms: of the next fetch request."""
         self._last_poll = self._monotonic()
+        consumer = self._consumer
         try:
-            self._consumer.hold_requests(held_ms)
-            found = self._consumer.poll(wait_ms)
+            consumer.hold_requests(held_ms)
+            found = consumer.poll(wait_ms)
         except LogTruncationError as error:  # records that were read no longer exist
             return self._mark_lost(error.divergent_offsets, cut=True)
         except OffsetOutOfRangeError as error:
@@ -274,6 +281,11 @@ class KafkaTransport:
             return self._mark_damaged(error)
         except KafkaError as error:
             raise Retryable(f"kafka: {error}") from error
+        except Exception as error:
+            self._drop_consumer()  # its fetcher may be between two states, in which it would ask itself for ever
+            raise Retryable(
+                f"kafka: the client failed and is created again: {type(error).__name__}: {error}"
+            ) from error
         for tp, messages in found.items():
             buffer = self._buffers[tp]
             buffer.add_messages(messages)
@@ -314,7 +326,12 @@ class KafkaTransport:
         tp = TopicPartition(found[1], int(found[2])) if found else None
         if tp is None or tp not in self._buffers:
             raise Retryable(f"kafka: {error}") from error
-        self._buffers[tp].damage = "damaged on the broker: wrong checksum"
+        cause = "damaged on the broker: wrong checksum"
+        if isinstance(error.__cause__, UnsupportedCodecError):
+            cause = f"unreadable here: {error.__cause__}"
+        elif error.__cause__ is not None:  # its text varies with the bytes, and losses are counted by cause
+            cause = "unreadable: malformed records"
+        self._buffers[tp].damage = cause
         self._pause(tp, self._buffers[tp])
 
     def _check_stall(self, tp: TopicPartition) -> None:

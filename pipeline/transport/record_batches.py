@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from kafka.consumer.fetcher import Fetcher
+from kafka.errors import CorruptRecordError
 from kafka.record import MemoryRecords
 from kafka.structs import TopicPartition
 from numpy.typing import NDArray
@@ -53,7 +54,23 @@ class MessageRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # kafka-py
         super().__init__(*given, **settings)
 
     def _unpack_records(self, tp: TopicPartition, records: MemoryRecords, *deserializers: Any) -> Iterator[Message]:
-        """Yields the messages in their order, as the library yields its records."""
+        """Yields the messages in their order, as the library yields its records.
+
+        Raises CorruptRecordError, which names the partition, at what cannot be read: after any other error the fetcher
+        would ask this iterator for ever.
+        """
+        try:
+            yield from self._read_messages(tp, records, *deserializers)
+        except Exception as error:
+            if isinstance(error, CorruptRecordError) and str(tp) in str(error):
+                raise
+            # such as a header's name that is not UTF-8, or a codec that is not installed
+            raise CorruptRecordError(
+                f"Records of partition {tp} at offset {self.next_fetch_offset} cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _read_messages(self, tp: TopicPartition, records: MemoryRecords, *deserializers: Any) -> Iterator[Message]:
         data, partition = bytes(records._buffer), self._partition_of(tp)
         found, batches, is_whole = find_records(data)
         sound = _count_sound(data, batches)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.model.errors import ConfigError, Rejected, Retryable
+from pipeline.model.errors import ConfigError, Rejected, Retryable, SpoolError
 from pipeline.model.names import MAX_NAME, find_name_fault
 from pipeline.model.regular_files import check_regular
 from pipeline.transport import Message
@@ -83,6 +83,8 @@ class NodeKeys:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _PROCESS_LIMITS:
                 raise Retryable(str(error)) from error
             return str(error)
+        except SpoolError:
+            return f"node {node!r} cannot have a key file in [kafka] node_keys: the name is too long for one, or a path"
         if not keys:
             return f"no key of node {node} in [kafka] node_keys"
         if signature is None:

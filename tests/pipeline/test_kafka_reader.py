@@ -7,17 +7,20 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from kafka import TopicPartition
+from kafka.errors import CorruptRecordError, UnsupportedCodecError
 
 from pipeline.model.errors import GapError, Retryable
 from pipeline.model.records import TELEMETRY
-from pipeline.transport import Partition, broker_watch, topics
+from pipeline.transport import Message, Partition, broker_watch, topics
 from pipeline.transport.broker_watch import BrokerWatch
-from pipeline.transport.kafka import HELD_MS, LONG_POLL_MS, KafkaTransport
+from pipeline.transport.kafka import HELD_MS, LONG_POLL_MS, KafkaTransport, PartitionBuffer
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import make_topics, untidy_refusals, write
 from tests.pipeline.kafka_pipeline import wait_until
 
 PATIENCE_S = 40.0
+PLACE = TopicPartition(TELEMETRY, 3)
 
 
 def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> tuple[list[bytes], list[int]]:
@@ -131,3 +134,54 @@ def test_only_the_damaged_message_is_lost_and_none_of_the_fetched_ones(own_broke
     assert sorted(value for value in values if value[:1] == b"0") == [name for i, name in enumerate(names) if i != 390]
     assert len(gone) == 1
     transport.close()
+
+
+class FailingClient:
+    """A client whose polls raise; `closed` once it is dropped."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.closed = error, False
+
+    def hold_requests(self, wait_ms: int) -> None:
+        """Requests are not sent."""
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Nothing is fetched."""
+
+    def poll(self, wait_ms: int) -> dict[TopicPartition, list[Message]]:
+        raise self.error
+
+    def close(self, **how: object) -> None:
+        self.closed = True
+
+
+def poll_once(error: Exception) -> tuple[KafkaTransport, FailingClient]:
+    """A transport without brokers, after one poll that raised; an error that the transport raises is left."""
+    transport, client = object.__new__(KafkaTransport), FailingClient(error)
+    transport._monotonic, transport._client = time.monotonic, client
+    transport._buffers = {PLACE: PartitionBuffer(Partition(TELEMETRY, "3", "id"))}
+    with suppress(Retryable):
+        transport._poll(0)
+    return transport, client
+
+
+def test_a_client_that_fails_in_an_unknown_way_is_dropped_and_created_again() -> None:
+    transport, client = poll_once(AssertionError("a state that cannot be"))
+    assert (client.closed, transport._client, transport._buffers) == (True, None, {})
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [
+        (None, "damaged on the broker: wrong checksum"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "unreadable: malformed records"),
+        (UnsupportedCodecError("Libraries for lz4 compression codec not found"), "lz4 compression codec not found"),
+    ],
+)
+def test_what_cannot_be_read_is_a_gap_of_its_partition_with_its_cause(why: Exception | None, cause: str) -> None:
+    error = CorruptRecordError(f"Record batch for partition {PLACE} at offset 1")
+    error.__cause__ = why
+    transport, client = poll_once(error)
+    buffer = transport._buffers[PLACE]
+    assert (client.closed, buffer.paused, buffer.stuck) == (False, True, True)
+    assert buffer.damage.endswith(cause)

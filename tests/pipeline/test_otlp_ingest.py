@@ -224,3 +224,24 @@ def test_what_is_kept_as_custom_signals_shadowed_or_dropped_is_counted(store: Ha
     store.drain()
     assert store.ingest.counters["foreign_shadowed"] == 4
     assert store.ingest.counters["foreign_values"] == 8 + 2
+
+
+@pytest.mark.parametrize("name", ["n1 ", "n\u200b1", "n" * 300])
+def test_a_sender_with_an_invalid_node_name_costs_only_its_own_values(store: Harness, name: str) -> None:
+    store.send(gpu_request(name), gpu_request("n2"))
+    assert store.rows("SELECT DISTINCT split_part(entity, '.', 1) FROM gpu") == [("gpu:n2",)]
+    assert store.rows("SELECT DISTINCT rule FROM dead_letter") == [("name",)]
+    store.now += 2 * INVENTORY_EVERY
+    store.send(gpu_request("n3", time=T0_NS + 10**9))
+    assert store.rows("SELECT DISTINCT node FROM events WHERE kind = 'inventory' ORDER BY ALL") == [("n2",), ("n3",)]
+    assert store.ingest.rejected == {"name": 1}
+
+
+def test_an_inventory_that_is_refused_is_a_dead_letter_with_what_it_says(store: Harness) -> None:
+    store.send(Request("n1").gauge("m", 1.0, datname="d" * 240, query="SELECT 1\nFROM t").encode(), gpu_request("n2"))
+    assert store.rows("SELECT DISTINCT node FROM events WHERE kind = 'inventory'") == [("n2",)]
+    ((rule, reason, key, payload),) = store.rows('SELECT rule, reason, "key", payload FROM dead_letter')
+    assert (rule, key) == ("name", b"n1")
+    assert str(reason).endswith("; in the inventory of n1")
+    assert b"SELECT 1" in bytes(payload)  # type: ignore[call-overload]
+    assert store.ingest.rejected == {"name": 1}

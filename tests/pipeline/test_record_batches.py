@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,7 +82,16 @@ def describe_record(record: Any) -> tuple[object, ...]:
 def read_both(data: bytes, start: int = 0) -> tuple[Outcome, Outcome]:
     ours = MessageRecords(start, PLACE, MemoryRecords(data), partition_of=lambda _: PARTITION)
     theirs = Fetcher.PartitionRecords(start, PLACE, MemoryRecords(data))
-    return take_all(ours, tuple), take_all(theirs, describe_record)
+    return take_all(ours, tuple), name_partition(take_all(theirs, describe_record))
+
+
+def name_partition(outcome: Outcome) -> Outcome:
+    """The outcome with an error that names the partition, as ours do."""
+    found, error, after, *rest = outcome
+    if error and not (error.startswith("CorruptRecordError: ") and str(PLACE) in error):
+        text = CorruptRecordError(f"Records of partition {PLACE} at offset {after} cannot be read: {error}")
+        error = f"CorruptRecordError: {text}"
+    return found, error, after, *rest  # type: ignore[return-value]
 
 
 def check_same(data: bytes, start: int = 0) -> Outcome:
@@ -150,6 +160,24 @@ def test_a_valid_checksum_does_not_make_records_valid() -> None:
             changed = bytearray(batch(1, ONE))
             changed[at] = value
             check_same(batch(0, ONE) + seal(changed) + batch(2, ONE))
+
+
+def test_what_the_library_cannot_read_names_its_partition_after_the_messages_before_it() -> None:
+    """The transport then pauses it and reads on after it; the fetcher would ask for ever after any other error."""
+    unreadable = bytearray(batch(1, [(b"n1", b"value", [("zz", b"x")])]))
+    at = bytes(unreadable).index(b"zz")
+    unreadable[at : at + 2] = b"\xff\xfe"
+    data = batch(0, ONE) + seal(unreadable) + batch(2, ONE)
+    part = MessageRecords(0, PLACE, MemoryRecords(data), partition_of=lambda _: PARTITION)
+    assert [message.offset for message in part.take(None)] == [0]
+    with pytest.raises(CorruptRecordError, match=re.escape(f"{PLACE} at offset 1 ")) as raised:
+        part.take(None)
+    assert "UnicodeDecodeError" in str(raised.value)
+    codec = bytearray(batch(1, ONE))
+    codec[22] |= 7  # attributes: a codec that does not exist
+    part = MessageRecords(0, PLACE, MemoryRecords(seal(codec)), partition_of=lambda _: PARTITION)
+    with pytest.raises(CorruptRecordError, match=re.escape(str(PLACE))):
+        part.take(None)
 
 
 record = st.tuples(

@@ -235,3 +235,16 @@ def test_values_from_a_sender_never_exceed_the_range_of_the_store(bench, sequenc
     ingest = bench.drain()
     assert bench.temperatures() == [2.0] * 30
     assert dict(ingest.rejected) == {"wire": 30}
+
+
+@pytest.mark.parametrize("node", ["a/b", "..", "\u8282" * 70, "\u8282" * 22 + "xx"])
+def test_a_node_that_can_have_no_key_file_is_refused_and_the_others_are_stored(bench, tmp_path, node):
+    bench.keys = tmp_path / "keys"
+    write_key(bench.keys, "h2", KEY)
+    value = message("h2", 0, 40.0)
+    bench.log.add(ONE, [message(node, 0, 999.0)])
+    bench.log.add(ONE, [value], signatures=[sign(KEY, ONE.topic, value)])
+    ingest = bench.drain()
+    assert bench.temperatures() == [40.0]
+    assert dict(ingest.rejected) == {"signature": 1}
+    assert "key" in bench.read_letters()[0]
