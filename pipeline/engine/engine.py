@@ -112,8 +112,7 @@ class Engine:
         self._last_seen, self._ready_instants, self._stored_states = LastSeen(), deque[Instant](), dict[str, str]()
         self._restore()
         self._pending, self._desk_state = PendingResults(self.progress.judged), self.desk.snapshot()
-        for device_class in CLASSES:
-            self._last_seen.add_devices(device_class, devices.names(device_class))
+        self._expect_devices()
         start = self.progress.snapshot if self.progress.snapshot > 0 else None
         wanted = judge.signals if judge.signals is None else {*judge.signals, *SIGNALS}
         self.framer = Framer(step, topology, devices.names, start=start, signals=wanted)
@@ -312,6 +311,17 @@ class Engine:
             self._stored_states.clear()
             raise
 
+    @contextlib.contextmanager
+    def _changing_desk(self) -> Iterator[None]:
+        """Restores the Desk, too, if a change of it was not written."""
+        before = self.desk.snapshot()
+        try:
+            with self._changing_life():
+                yield
+        except BaseException:
+            self.desk.restore(before)
+            raise
+
     def _write_changes(
         self, connection: duckdb.DuckDBPyConnection, findings: Sequence[Finding], changes: Sequence[Change], time: int
     ) -> Sequence[ledger.Payload]:
@@ -372,24 +382,21 @@ class Engine:
     ) -> list[Change]:
         """Changes the Desk and writes the changes as people see them, with alerts, events, findings, states, the audit
         and what `also` writes, or none of it."""
-        with self.lock, self._changing_life():
-            self._write()
-            before = self.desk.snapshot()
-            try:
+        with self.lock:
+            self._write()  # first: if the change is refused, what this wrote stays
+            with self._changing_desk():
                 made = self.life.publish(change(self.desk), self.clock())
                 with self.database.transaction() as connection:
                     payloads = self._write_changes(connection, findings, made, self.clock())
                     if events:
-                        write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
+                        own = EventBatch(Origin("", "", b""), tuple(events))
+                        write_events(connection, [own], self.framer.closed)
                     also(connection, made)
                     write_audit(connection, audit, self.clock())
                     after, held = self.desk.snapshot(), self.finding_filter.held.snapshot()
                     self._save_changed(connection, "unheard", self.progress.judged, held)
                     for key, state in {"desk": after, **states}.items():
                         ledger.save_snapshot(connection, key, self.progress.judged, state)
-            except BaseException:
-                self.desk.restore(before)
-                raise
             self._impact_rows.done(self.clock())
             self._desk_state, self.revision = after, self.revision + 1
             self.framer.add_events(events)
@@ -403,6 +410,13 @@ class Engine:
             self.apply(lambda _: [], [event], also=lambda connection, _: write(connection))
             self.decommissioned.set(row)
             self._expect_nothing()
+
+    def _expect_devices(self) -> None:
+        """Makes all devices count as absent until their first sample, but for ranks of jobs that ended: none comes."""
+        for device_class in CLASSES:
+            self._last_seen.add_devices(device_class, self.devices.names(device_class))
+        over = (rank for rank in self.devices.names("rank") if rank not in self.topology.parents)
+        self._last_seen.end_entities(over, 0)  # before any sample: one that comes makes it expected again
 
     def _expect_nothing(self) -> None:
         """Makes devices of decommissioned nodes count as ended, so that incidents of others need not wait for them."""

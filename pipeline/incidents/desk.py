@@ -254,8 +254,11 @@ class Desk:
         if case is None or not case.is_open or not self._causes.outlasts(case, finding, self.time):
             return
         self._mark_changed(case)
-        case.held.discard(key)
-        self._drop_conditions(case, lambda c: (c.detector, c.entity) == key)
+        if case.conditions.keys() <= {key}:  # what is left of it is about this member
+            case.incident.cause = self._causes.find_suspect(finding.entity)
+        else:
+            case.held.discard(key)
+            self._drop_conditions(case, lambda c: (c.detector, c.entity) == key)
         case.refresh_incident(self._causes, self._before[case.incident.id], self.time)
 
     def _find_absorbing_case(self, finding: Finding) -> Case | None:
@@ -340,8 +343,10 @@ class Desk:
         return case
 
     def _add_to_case(self, case: Case, finding: Finding) -> None:
-        before = replace(case.incident)
-        self._case_ids[finding.detector, finding.entity] = case.incident.id
+        before, key = replace(case.incident), (finding.detector, finding.entity)
+        if (old := self._cases.get(self._case_ids.get(key, ""))) not in (None, case):
+            old.held.discard(key)  # its clean retest ends it here
+        self._case_ids[key] = case.incident.id
         if case.add_finding(finding, self.time):
             self._before.setdefault(case.incident.id, before)
             self._new_keys.setdefault(case.incident.id, []).append(finding.key)

@@ -54,7 +54,7 @@ def find_key(incident: Incident, topology: Topology, receivers: Collection[str])
 
 def severity_of(key: StormKey) -> Severity:
     """Returns the severity of a storm, which is that of what it represents."""
-    return "ticket" if key[-1] == TICKETS else "page"
+    return "ticket" if key[-1:] == (TICKETS,) else "page"  # of an older version it may be empty
 
 
 def list_receivers(key: StormKey) -> tuple[str, ...]:

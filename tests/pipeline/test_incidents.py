@@ -287,6 +287,23 @@ def test_a_rank_whose_job_ended_does_not_hold_its_incident_open(case: Case) -> N
     assert change_kinds(case.wait(QUIET_PERIOD)) == ["resolved"]
 
 
+def test_a_condition_that_holds_and_moved_to_another_incident_does_not_hold_the_first() -> None:
+    case, gpus = Case(fleet(gpus=8)), [f"gpu:n1.{g}" for g in range(6)]
+
+    def report(entity: str, detector: str = "xid", **evidence: bool) -> Finding:
+        return found(entity, detector, onset=START if case.time == START else case.time, evidence=evidence)
+
+    case.report_findings(*(report(gpu, holds=True) for gpu in gpus))
+    assert case.causes() == {"node:n1"}
+    case.wait(40 * 60 * SECOND)
+    case.report_findings(report(gpus[0], "thermal"))
+    case.report_findings(report(gpus[0], holds=True))
+    assert case.causes() == {"node:n1", gpus[0]}
+    case.report_findings(*(report(gpu, cleared=True) for gpu in gpus))
+    case.wait(15 * 60 * SECOND)
+    assert case.causes() == set()
+
+
 def test_a_condition_that_holds_ends_only_after_it_is_cleared_and_quiet(case: Case) -> None:
     case.report_findings(found("gpu:n1.2", "sdc", evidence={"holds": True}))
     assert case.wait(3 * QUIET_PERIOD) == []

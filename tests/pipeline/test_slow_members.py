@@ -40,6 +40,18 @@ def test_a_member_of_a_slow_job_whose_clock_falls_later_is_an_incident_of_its_ow
     assert case.causes() == {"job:a", "node:n3"}
 
 
+def test_an_incident_of_a_job_whose_members_all_show_low_clocks_is_no_longer_of_the_job() -> None:
+    """The last that left it left nothing behind, and no finding of that instant was evaluated."""
+    case = site(JOB)
+    for _ in range(4):
+        case.report_findings(*(found(f"rank:a.{n}", signals=SLOW) for n in NODES), seconds=60)
+    late = [found(f"rank:a.{n}", signals=(*SLOW, "gpu.sm_clock"), onset=case.time) for n in NODES]
+    case.report_findings(*late, found("node:n9", "xid"))
+    assert "job:a" not in case.causes()
+    assert "node:n9" in case.causes()
+    assert {m for i in case.desk.incidents.values() for m in i.members} >= {f"rank:a.{n}" for n in NODES}
+
+
 PORT = found("port:n2.mlx5_1", "link")
 THROTTLED = found("rank:81.9", signals=(*SLOW, "gpu.throttle_reasons"))
 LOW_CLOCK = found("rank:81.9", signals=(*SLOW, "gpu.sm_clock"))
