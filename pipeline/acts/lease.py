@@ -52,7 +52,7 @@ class Lease:
 
     def keep(self, who: str, now: int) -> None:
         """Prolongs the right of the executor that is at work: it says what it does, in a round that may be long."""
-        if who == self.holder[0] and self._is_held(now):
+        if who == self.holder[0] and (self._is_held(now) or now < self.asked):  # the clock went back
             self.asked = now
 
     def find_wait(self, act: Act, now: int) -> str:
@@ -63,7 +63,9 @@ class Lease:
             return self.waits.get(act.id, "")
         if not self.asked:
             return "no executor has asked for work since the pipeline started"
-        return f"executor {self.holder[0]} has not asked for work for {short_duration((now - self.asked) / SECOND)}"
+        quiet = short_duration(max(now - self.asked, 0) / SECOND)
+        return f"executor {self.holder[0]} has not asked for work for {quiet}"
 
     def _is_held(self, now: int) -> bool:
-        return self.asked > 0 and now < self.asked + LEASE_S * SECOND
+        """Returns whether it asked within LEASE_S; a time ahead is from before a backward step of the clock."""
+        return self.asked > 0 and 0 <= now - self.asked < LEASE_S * SECOND

@@ -97,11 +97,11 @@ def find_targets(
 ) -> tuple[str, ...]:
     """Returns the nodes for which a policy proposes an act; empty if it does not match.
 
-    All nodes must be in its scope. Of a cause that is a group, such as a rack, the act names all nodes, as the guards
-    demand; a cause with more than MAX_TARGETS nodes, or on no node, gets none. burn_in: nodes for which
-    burn_in_confidence is enough.
+    The confidence must be known, and all nodes in its scope. Of a cause that is a group, such as a rack, the act
+    names all nodes, as the guards demand; a cause with more than MAX_TARGETS nodes, or on no node, gets none. burn_in:
+    nodes for which burn_in_confidence is enough.
     """
-    if policy.detector not in ("*", incident.detector):
+    if policy.detector not in ("*", incident.detector) or incident.confidence is None:
         return ()
     if kind_of(incident.cause) in SINGLE:
         above = topology.ancestor_of_kind(incident.cause, "node")
@@ -110,7 +110,7 @@ def find_targets(
         nodes = {e for e in topology.descendants(incident.cause) if kind_of(e) == "node"}
     fresh = bool(nodes) and all(node in burn_in for node in nodes)
     least = min(policy.min_confidence, policy.burn_in_confidence) if fresh else policy.min_confidence
-    if (incident.confidence or 0.0) < least:
+    if incident.confidence < least:
         return ()
     inside = all(policy.scope in ("*", node, *topology.ancestors(str(node))) for node in nodes)
     return tuple(sorted(map(str, nodes))) if inside and len(nodes) <= MAX_TARGETS else ()

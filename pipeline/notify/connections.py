@@ -10,6 +10,7 @@ import heapq
 import http.client
 import io
 import itertools
+import logging
 import socket
 import ssl
 import threading
@@ -17,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+log = logging.getLogger("fleetpulse.notify")
 MAX_IDLE = 16
 """Connections that are kept open for one receiver. Chosen: twice the messages at a time."""
 
@@ -107,9 +109,9 @@ class CheckedConnection(http.client.HTTPConnection):
     def abort(self) -> None:
         """Makes the thread that waits on the socket fail immediately."""
         self.aborted = True
-        if self.sock is not None:
+        if (sock := self.sock) is not None:  # read once: the thread that waits may close the connection now
             with contextlib.suppress(OSError):  # it may already be closed
-                self.sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 class ConnectionPool:
@@ -186,7 +188,10 @@ class DeadlineTimer:
                     self._changed.wait(wait)
                     continue
                 late = self._connections.pop(heapq.heappop(self._waiting)[1])
-            late.abort()
+            try:
+                late.abort()
+            except Exception:  # a thread that ends leaves all later requests without a deadline
+                log.exception("a connection to %s was not aborted at its deadline", late.host)
 
 
 DEADLINES = DeadlineTimer()

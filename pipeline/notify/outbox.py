@@ -29,6 +29,7 @@ from pipeline.notify import alertmanager, delivery, retention
 from pipeline.notify.alertmanager import AlertSource, PayloadPlanner, make_body
 from pipeline.notify.connections import ConnectionPool
 from pipeline.notify.delivery import Call
+from pipeline.notify.faults import Faults
 from pipeline.notify.health import MAX_FAILURES, ReceiverHealth
 from pipeline.notify.held_messages import HeldMessages, Store
 from pipeline.notify.inhibition import Inhibitor
@@ -38,7 +39,7 @@ from pipeline.notify.open_alerts import OpenAlertReader
 from pipeline.notify.periodic import PeriodicMessage
 from pipeline.notify.receivers import Message, build_endpoints
 from pipeline.notify.remote_silences import build_remote_silences, load_resent
-from pipeline.notify.retries import RETRY_S, Retries
+from pipeline.notify.retries import RETRY_S, Retries, end_far_waits
 from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, PageWatch, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
@@ -58,7 +59,6 @@ STOP_TIMEOUT_S = 2.0
 FAULT_PAUSE_S = 5.0
 """Pause after a failed step (s), so that payloads that cannot be marked delivered are not sent twice a second.
 Chosen."""
-MAX_LOGGED_FAULTS = 100  # distinct faults of which the logging is remembered; chosen
 CLOCK_STEP_S = 5.0
 """Backward clock step after which planned times are invalid (s). Chosen: waits are short below it."""
 _ALL_DUE = """
@@ -112,7 +112,7 @@ class Notifier:
         self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all, self._planner.is_for_people)
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self.list_receivers_of = self._planner.list_routed
-        self._started = clock()
+        self._started, self._monotonic, self._begun = clock(), monotonic, monotonic()
         self._periodic = {name: PeriodicMessage(one.resend_s, self._started) for name, one in self.receivers.items()}
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
         self._running, self._restored = False, False
@@ -120,8 +120,7 @@ class Notifier:
         self._refused: dict[str, dict[str, tuple[str, int | None]]] = {name: {} for name in self.receivers}
         self._retries = {name: Retries(store) for name in self.receivers}
         self._reported: dict[str, int] = {}  # failing receiver -> time of the report to the others (UTC us)
-        self._faults: dict[str, str] = {}
-        self._logged: set[str] = set()
+        self._faults = Faults()
         self.silences = build_remote_silences(store, self.receivers, clock, self._call)
 
     def make_payloads(self, changes: Sequence[Change], now: int) -> list[Payload]:
@@ -170,7 +169,7 @@ class Notifier:
 
     def describe_trouble(self) -> str | None:
         """Returns the reasons for /readyz in one text, None if there are none."""
-        found = [text for _, text in sorted(dict(self._faults).items())]
+        found = self._faults.list_texts()
         for name in self.receivers:
             found += [f"receiver {name}: {text}" for text in self._describe_problems(name)]
         return "; ".join(found) or None
@@ -228,6 +227,8 @@ class Notifier:
         """Restores from the outbox after a restart: receivers that were down, refused messages, and which of them were
         reported. A receiver that was reported is down until it accepts something."""
         now = self._clock()
+        with self._store.transaction() as connection:
+            end_far_waits(connection, now)
         with contextlib.closing(self._store.cursor()) as cursor:
             rows = cursor.execute(
                 "SELECT receiver, arg_max(answer, (attempts, next_attempt)), epoch_us(min(created)), max(attempts) "
@@ -321,7 +322,7 @@ class Notifier:
         try:
             return self.receivers[name].send(payload.as_message(self._clock()), call)
         except Exception as error:  # noqa: BLE001 - one message that cannot be made must not stop the others
-            self._record_fault(f"receiver {name}: {payload.id}", error)
+            self._faults.log(f"receiver {name}: {payload.id}", error)  # its attempts are counted, and reported
             return delivery.PostResult("retry", f"not sent: {type(error).__name__}")
 
     def _handle_clock_step(self, name: str) -> None:
@@ -402,18 +403,10 @@ class Notifier:
             done = act()
         except Exception as error:  # noqa: BLE001 # a thread that ends delivers no alerts
             if not (stop.is_set() and isinstance(error, duckdb.Error)):  # at stop, the store may be closed
-                self._record_fault(what, error)
+                self._faults.record(what, error)
             return None
-        self._faults.pop(what, None)
+        self._faults.clear(what)
         return done
-
-    def _record_fault(self, what: str, error: Exception) -> None:
-        self._faults[what] = text = f"{what}: {type(error).__name__}: {error}"
-        if text not in self._logged:
-            if len(self._logged) >= MAX_LOGGED_FAULTS:
-                self._logged.clear()
-            self._logged.add(text)
-            log.error("%s; retried until it works, logged once", text, exc_info=error)
 
     def _load_probe(self, name: str) -> list[DuePayload]:
         """Returns the payload for the next probe of a receiver that is down; none before the probe is due."""
@@ -495,5 +488,10 @@ class Notifier:
             self.write_missed()
             self._restored = True
         with self._store.transaction() as connection:
-            retention.clean(connection, list(self.receivers), self._clock())
+            retention.clean(connection, list(self.receivers), self._retention_time())
         return True
+
+    def _retention_time(self) -> int:
+        """Returns the clock, but at most one hour ahead of the time since the start, so that a clock set forward by
+        mistake ends no page that waits."""
+        return min(self._clock(), self._started + round((self._monotonic() - self._begun + 3600) * SECOND))

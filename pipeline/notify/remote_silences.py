@@ -22,9 +22,16 @@ from pipeline.notify.receivers import Endpoint, Message
 RESEND_RESOLVED_S = 300
 """Time for which a resolved alert is sent again (s), as Alertmanager asks its clients to."""
 _RESENT = """
-SELECT arg_max(payload, number) FROM outbox WHERE receiver = $1 AND state = 'delivered' AND kind <> 'update'
+SELECT arg_max(payload, number) FROM (
+    SELECT incident, number, kind, state, payload, next_attempt,
+        max(number) FILTER (kind = 'resolved' AND state <> 'delivered' AND attempts > 0)
+            OVER (PARTITION BY incident) AS tried
+    FROM outbox WHERE receiver = $1 AND state IN ('delivered', 'pending', 'dead') AND kind <> 'update')
+WHERE state = 'delivered' OR number = tried OR (number > tried AND state = 'pending')
 GROUP BY incident HAVING arg_max(kind, number) = 'firing' OR epoch_us(max(next_attempt)) >= $2
 """
+"""A resolve that was tried counts, and what waits behind it: it was pushed, and only its silence could not be ended.
+Else the alert would fire again with each resend, for ever once the resolve is dead."""
 MOST_RENEWED = 500
 """Silences that are looked for after one reading. Chosen: 5 s of requests of 10 ms."""
 _ACKNOWLEDGED = """

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import duckdb
+
 from pipeline.model.records import SECOND
 from pipeline.notify.delivery import PostResult
 from pipeline.notify.health import MAX_PROBE_WAIT_S, PROBE_S
@@ -34,6 +36,11 @@ MAX_DOUBLINGS = 4
 MAX_LIMITED = 1000
 """Messages whose limits are counted, or that are known as refused; then it begins again. Chosen: twice what is read of
 a queue."""
+FARTHEST_S = 7 * 3600
+"""Longest wait of a message that is planned (s): the last delay with its 10 %, rounded up."""
+_FAR = """
+UPDATE outbox SET next_attempt = make_timestamptz($1::BIGINT) WHERE state = 'pending' AND epoch_us(next_attempt) > $2
+"""
 _EARLIER = """
 UPDATE outbox SET next_attempt = least(next_attempt, make_timestamptz(n.due))
 FROM (SELECT unnest($1::VARCHAR[]) AS id, unnest($2::BIGINT[]) AS due) n
@@ -118,3 +125,8 @@ class Retries:
     def _draw_delay_s(self, attempts: int) -> float:
         delay = RETRY_S[attempts]
         return delay if delay < JITTER_FROM_S else delay * self._random.uniform(1 - JITTER, 1 + JITTER)
+
+
+def end_far_waits(connection: duckdb.DuckDBPyConnection, now: int) -> None:
+    """Makes messages due that wait for longer than any is planned: the clock was ahead when they were tried."""
+    connection.execute(_FAR, [now, now + FARTHEST_S * SECOND])

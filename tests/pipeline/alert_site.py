@@ -84,7 +84,12 @@ class WorldSite:
         self.database = Database(self.folder / "store.duckdb")
         self.store = FragileStore(self.database)
         notify, locate = self.setting.build(self.urls, self.key), functools.partial(locate_entity, self.topology)
-        self.notifier = Notifier(self.store, notify, "here", lambda: self.now, timeout_s=5.0, locate=locate)
+        self.notifier = Notifier(
+            *(self.store, notify, "here", lambda: self.now),
+            timeout_s=5.0,
+            monotonic=lambda: self.now / SECOND,
+            locate=locate,
+        )
         self.life = LifeBook(self.rules, self.topology, "here", find_inhibited=self.notifier.find_inhibited)
         self.life.list_receivers = self.notifier.list_receivers_of
         connection = self.database.connection

@@ -91,6 +91,11 @@ class NotifierHarness:
         assert self.database is not None
         apply_bounds(self.database, Store(), self.now)
 
+    def pass_time(self, seconds: float) -> None:
+        """Moves both clocks; `now` alone is a step of the clock."""
+        self.now += int(seconds * SECOND)
+        self.monotonic += seconds
+
     def read_clock(self) -> float:
         return self.monotonic
 

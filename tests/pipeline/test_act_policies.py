@@ -127,7 +127,7 @@ def _incident(**changes: object) -> Incident:
         (replace(HOT, scope="rack:r1"), {}, ()),
         (replace(HOT, detector="xid"), {}, ()),
         (replace(HOT, min_confidence=0.96), {}, ()),
-        (HOT, {"confidence": None, "cause": "gpu:n1.2"}, ("node:n1",)),
+        (HOT, {"confidence": None, "cause": "gpu:n1.2"}, ()),
         (replace(HOT, min_confidence=0.1), {"confidence": None}, ()),
         (HOT, {"cause": "node:n2"}, ("node:n2",)),
         (HOT, {"cause": "rack:r0"}, ("node:n0", "node:n1", "node:n2", "node:n3")),

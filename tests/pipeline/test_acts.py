@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.acts import ledger
 from pipeline.acts.act import parse_act
+from pipeline.acts.lease import Lease
 from pipeline.config.acts import ActPolicy, Acts
 from pipeline.incidents.audit import check_chain, list_audit
 from pipeline.model.errors import Refused, UsageError
@@ -458,6 +459,17 @@ def test_a_second_executor_is_refused_while_the_first_is_at_work(world: World) -
         world.board.claim("another")
     world.now += 31 * SECOND
     assert world.board.claim("another") == []
+
+
+def test_after_a_backward_clock_step_a_new_executor_gets_the_right_and_the_one_at_work_keeps_it() -> None:
+    hour, lease = 3600 * SECOND, Lease()
+    lease.take("one", "a", {}, 2 * hour)
+    lease.keep("one", hour)
+    with pytest.raises(Refused, match="is at work"):
+        lease.take("two", "b", {}, hour)
+    lease.take("one", "a", {}, 2 * hour)
+    lease.take("two", "b", {}, hour)
+    assert lease.holder == ("two", "b")
 
 
 # --- policies and the breaker -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pipeline.config.receivers import InhibitRule, Notify, PagerDuty, Route
-from pipeline.model.records import SECOND
 from pipeline.notify.dead_messages import replay_payloads
 from tests.pipeline.lossy_site import C_OVER_ALL, GROUPED, A, B, C, Hooked, Make
 from tests.pipeline.notifier_harness import Receiver
@@ -201,7 +200,7 @@ def test_what_a_dead_message_of_a_group_said_is_left_to_its_group_when_the_messa
     site.lose()
     site.turn(B)
     site.deliver()
-    site.now += 8 * 24 * 3600 * SECOND
+    site.pass_time(8 * 24 * 3600)
     site.notifier._clean_outbox()
     assert site.count("dead") == 1, "what the message said of an incident that is open"
     assert site.replay() == [f"inc-{A}.1.hook"]

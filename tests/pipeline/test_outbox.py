@@ -338,7 +338,7 @@ def test_resolved_alerts_are_deleted_after_a_week_and_open_ones_are_not(harness:
     harness.send_due()
     harness.send_due()
     assert len(harness.rows()) == 3
-    harness.now += (RETENTION_S + 60) * SECOND
+    harness.pass_time(RETENTION_S + 60)
     stop = threading.Event()
     stop.set()
     harness.notifier.run(stop)
@@ -361,3 +361,43 @@ def test_two_receivers_with_the_same_name_are_refused(harness: NotifierHarness) 
     assert harness.database is not None
     with pytest.raises(ConfigError, match="same"):
         Notifier(harness.database, twice, "here", lambda: START)
+
+
+def test_a_message_that_cannot_be_made_is_reported_no_longer_than_other_refused_ones(
+    harness: NotifierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.write_change("opened")
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.notifier.receivers["r0"], "send", lambda *_: 1 / 0)
+        harness.send_due()
+    assert harness.rows() == [("firing", "pending", 1)]
+    assert harness.notifier.describe_trouble() is None, "reported from the third attempt on"
+    harness.send_due(10)
+    assert harness.rows() == [("firing", "delivered", 2)]
+
+
+def test_a_clock_set_forward_ends_no_page_that_waits(harness: NotifierHarness, receiver: Receiver) -> None:
+    receiver.statuses = [500]
+    harness.write_change("opened")
+    harness.send_due()
+    harness.now += 8 * 86400 * SECOND
+    harness.notifier._clean_outbox()
+    assert harness.rows() == [("firing", "pending", 1)]
+    harness.pass_time(8 * 86400)
+    harness.notifier._clean_outbox()
+    assert harness.rows() == [("firing", "dead", 1)]
+
+
+def test_after_a_restart_no_message_waits_for_longer_than_the_longest_delay(
+    harness: NotifierHarness, receiver: Receiver
+) -> None:
+    receiver.statuses = [500]
+    harness.write_change("opened")
+    harness.now += 86400 * SECOND  # the clock is ahead for one attempt
+    harness.send_due()
+    harness.now -= 86400 * SECOND
+    assert harness.database is not None
+    harness.database.connection.execute("UPDATE outbox SET created = make_timestamptz($1::BIGINT)", [START])
+    harness.restart()
+    assert harness.send_due() == 1
+    assert harness.rows() == [("firing", "delivered", 2)]

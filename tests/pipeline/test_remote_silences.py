@@ -14,6 +14,7 @@ from pipeline.config.receivers import Alertmanager, Notify
 from pipeline.model.records import SECOND, Life, iso
 from pipeline.notify.delivery import Answer, Request
 from pipeline.notify.receivers.alertmanager import AlertmanagerEndpoint
+from pipeline.notify.remote_silences import load_resent
 from tests.pipeline.notifier_harness import START, NotifierHarness
 from tests.pipeline.receiver_servers import Service
 from tests.pipeline.test_receivers import service
@@ -248,3 +249,50 @@ def test_an_escalation_of_what_is_acknowledged_keeps_its_silence_and_what_is_gon
     harness.write_change("worsened", state="open", life=Life())
     assert harness.send_due(name="am") == 1
     assert harness.send_due(1, name="am") == 0
+
+
+def test_a_resolve_whose_silence_cannot_be_ended_is_not_undone_by_the_resend(
+    acknowledged: tuple[NotifierHarness, Forgetful],
+) -> None:
+    harness, remote = acknowledged
+
+    def list_resent() -> list[str]:
+        assert harness.database is not None
+        return [str(one["status"]) for one in load_resent(harness.database, "am", harness.now)]
+
+    remote.undeletable = 503
+    harness.resolve()
+    assert list_resent() == ["firing"], "it was not pushed yet"
+    harness.send_due(name="am")
+    assert harness.rows()[-1] == ("resolved", "pending", 1)
+    assert list_resent() == ["resolved"]
+    harness.write_change("reopened", resolved=None, state="open", life=Life())
+    assert harness.rows()[-1] == ("firing", "pending", 0), "it waits behind the resolve"
+    assert list_resent() == ["firing"]
+    harness.resolve()
+    assert harness.database is not None
+    with harness.database.transaction() as connection:
+        connection.execute("UPDATE outbox SET state = 'dead' WHERE state = 'pending' AND attempts > 0")
+        connection.execute("DELETE FROM outbox WHERE state = 'pending'")
+    harness.now += 7 * 3600 * SECOND
+    assert list_resent() == []
+
+
+@pytest.mark.parametrize(
+    "row", [None, 7, {"status": None, "labels": None}, {"status": "x"}, {"status": {"silencedBy": 1}}]
+)
+def test_rows_of_silences_that_are_none_are_skipped(acknowledged: tuple[NotifierHarness, Forgetful], row: Any) -> None:
+    harness, remote = acknowledged
+
+    def call(request: Request, **more: Any) -> Answer:
+        answer = remote(request, **more)
+        if request.body is None and request.method == "GET" and b"[" in answer.body[:1]:
+            return Answer(200, body=json.dumps([row, *json.loads(answer.body)]).encode())
+        return answer
+
+    harness.notifier._call = harness.notifier.silences["am"]._call = call  # type: ignore[assignment]
+    harness.notifier.silences["am"].read()
+    assert harness.notifier.silences["am"].count >= 1
+    harness.resolve()
+    harness.send_due(name="am")
+    assert (harness.rows()[-1], remote.states) == (("resolved", "delivered", 1), ["expired"])

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pipeline.config.receivers import InhibitRule, Notify, Route, Webhook
 from pipeline.incidents.silences import STORM_RECEIVERS
 from pipeline.model.errors import ConfigError
-from pipeline.model.records import SECOND
 from pipeline.notify.routes import build_rules, build_tree, match_all, parse_matchers
 from tests.examples import examples
 from tests.parts import do_without
@@ -260,7 +259,7 @@ def test_a_group_that_fired_when_old_rows_were_removed_goes_on_under_new_keys_an
 ) -> None:
     grouped.write_change("opened", "gpu:n1.0")
     run_for(grouped, 40)
-    grouped.now += days * 86400 * SECOND
+    grouped.pass_time(days * 86400)
     grouped.tidy()
     grouped.notifier._clean_outbox()
     grouped.write_change("opened", "gpu:n2.0")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +200,34 @@ def test_of_pages_that_were_opened_together_the_one_that_began_first_is_sent_fir
     harness.send_due()
     assert [cause for _, cause in receiver.alerts] == ["gpu:c.0", "gpu:b.0", "gpu:a.0"]
     harness.close()
+
+
+class Closing(CheckedConnection):
+    """A connection that its own thread closes between any two looks at its socket."""
+
+    looks = 0
+
+    @property  # type: ignore[override]
+    def sock(self) -> Any:
+        self.looks += 1
+        return SimpleNamespace(shutdown=lambda how: None) if self.looks == 1 else None
+
+    @sock.setter
+    def sock(self, value: Any) -> None:
+        self.looks = 0
+
+
+class Broken(CheckedConnection):
+    """A connection that cannot be aborted."""
+
+    def abort(self) -> None:
+        raise RuntimeError("broken")
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_connection_that_cannot_be_aborted_ends_no_other_deadline() -> None:
+    Closing("receiver.example", 443, ["192.0.2.1"], True, 0.05).abort()
+    timer, late = DeadlineTimer(), connection(0.1)
+    timer.start(Broken("receiver.example", 443, ["192.0.2.1"], True, 0.05))
+    timer.start(late)
+    assert wait_for_abort(late)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,3 +176,19 @@ def test_a_page_that_slack_never_got_is_not_shown_when_its_silence_ends(
     harness.send_due(1, "r")
     assert service.received == []
     harness.close()
+
+
+@pytest.mark.parametrize("error", ["channel_not_found", "is_inactive", "is_archived", "not_in_channel"])
+def test_slack_posts_to_the_configured_channel_where_that_of_the_message_is_gone(
+    service: Service, secret: Secret, error: str
+) -> None:
+    def call(request: Any) -> Any:
+        answer = CALL(request)
+        if request.target.url.endswith("chat.update"):
+            return dataclasses.replace(answer, body=json.dumps({"ok": False, "error": error}).encode())
+        return answer
+
+    one = build_receiver(slack(service, secret))[0]
+    result = one.send(message("resolved", reference="C9999999999:1.1"), call)
+    assert (result.outcome, result.reference) == ("delivered", "C0123456789:1700000000.000001")
+    assert service.bodies("/slack/chat.post")[-1]["channel"] == "C0123456789"

@@ -128,14 +128,15 @@ class AlertmanagerEndpoint(Endpoint):
         for site in sorted(sites):
             wanted = urllib.parse.quote(f'site="{site}"')
             path = f"/api/v2/alerts?active=false&unprocessed=false&silenced=true&inhibited=true&filter={wanted}"
-            rows = _parse(self._request(call, path))
-            if not isinstance(rows, list):
+            rows = _parse_rows(self._request(call, path))
+            if rows is None:
                 return None
             for row in rows:
-                status, incident = row.get("status", {}), str(row.get("labels", {}).get("incident", ""))
-                for silence in status.get("silencedBy", [])[:1]:
+                status, incident = _part(row, "status"), str(_part(row, "labels").get("incident", ""))
+                by = status.get("silencedBy")
+                for silence in map(str, by[:1] if isinstance(by, list) else ()):
                     if silence not in known and len(known) < MAX_SILENCES and "" not in known.values():
-                        known[silence] = self._describe_silence(str(silence), call)
+                        known[silence] = self._describe_silence(silence, call)
                     found[incident] = known.get(silence) or "silenced"
                 if incident not in found and status.get("inhibitedBy"):
                     found[incident] = "inhibited by another alert"
@@ -174,10 +175,10 @@ class AlertmanagerEndpoint(Endpoint):
         if until <= iso(now):
             return PostResult("delivered", "the acknowledgement has expired")
         comment = cut(f"{ACKNOWLEDGED}{message.change.get('comment', '')} ({message.id})", 1000)
-        rows = _parse(self._list_silences(message, call))
-        if not isinstance(rows, list) and renewed is not None:
+        rows = _parse_rows(self._list_silences(message, call))
+        if rows is None and renewed is not None:
             return PostResult("retry", "its silences cannot be read")
-        if isinstance(rows, list) and any(row.get("comment") == comment for row in rows):
+        if rows is not None and any(row.get("comment") == comment for row in rows):
             return PostResult("delivered", "HTTP 200")
         matchers = [
             {"name": name, "value": str(labels[name]), "isRegex": False, "isEqual": True}
@@ -196,11 +197,11 @@ class AlertmanagerEndpoint(Endpoint):
         """Ends the silences of the acknowledgements of an incident, after its alerts were pushed; those of persons
         stay."""
         answer = self._list_silences(message, call)
-        rows = _parse(answer)
-        if not isinstance(rows, list):
+        rows = _parse_rows(answer)
+        if rows is None:
             return _classify(answer, lambda _: False, "a JSON list")
         for row in rows:
-            is_over = row.get("status", {}).get("state") == "expired"
+            is_over = _part(row, "status").get("state") == "expired"
             if is_over or not str(row.get("comment", "")).startswith(ACKNOWLEDGED):
                 continue
             path = f"/api/v2/silence/{urllib.parse.quote(str(row.get('id', '')), safe='')}"
@@ -309,3 +310,15 @@ def _parse(answer: Answer) -> Any:
         return json.loads(answer.body)
     except (ValueError, RecursionError):
         return None
+
+
+def _parse_rows(answer: Answer) -> list[dict[str, Any]] | None:
+    """Returns the objects in the list of a successful answer, None if it is none."""
+    found = _parse(answer)
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else None
+
+
+def _part(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns the object of a key, empty if it is missing, null or no object."""
+    found = row.get(key)
+    return found if isinstance(found, dict) else {}

@@ -56,8 +56,12 @@ COLORS = {
 }
 """Okabe and Ito's colours, which colour-blind people can distinguish; the text has the same information."""
 CARD_STYLES = {"critical": "attention", "warning": "warning", "info": "accent", "resolved": "good"}
-GONE = frozenset({"message_not_found", "cant_update_message", "thread_not_found", "edit_window_closed"})
-"""Slack's errors for a message that cannot be edited any more: then a new one is posted."""
+GONE = frozenset(
+    {"message_not_found", "cant_update_message", "thread_not_found", "edit_window_closed"}
+    | {"channel_not_found", "is_inactive", "is_archived", "not_in_channel"}
+)
+"""Slack's errors for a message that cannot be edited any more, or whose channel was deleted or archived or is of
+another workspace: then a new one is posted to the configured channel."""
 LIMITED = frozenset({"ratelimited", "rate_limited"})
 """Slack's errors for a limit of the rate, which comes with status 429; some methods say it with 200."""
 ALIVE = frozenset({"no_text", "invalid_payload", "missing_text_or_fallback_or_attachments", "missing_text"})
@@ -142,7 +146,7 @@ class SlackEndpoint(ChatEndpoint):
             if message.id == self._edited:  # else a limit of one request at a time would let it through never
                 return self._reply(message, channel, time, call)
             edited = _classify_slack(self._call("chat.update", {**shown, "channel": channel, "ts": time}, call))
-            if any(edited.text.endswith(error) for error in GONE):
+            if edited.text.removeprefix("Slack: ") in GONE:
                 return self._post(message, shown, call)
             if edited.outcome != "delivered":
                 return edited

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 
 import fleetpulse
-from pipeline.api import tokens
+from pipeline.api import guard, store_reads, tokens
 from pipeline.api.people_routes import Audit, Handover, Silence, Silences
 from pipeline.api.server import create_app
 from pipeline.commands.pipeline import PipelineBackend
 from pipeline.config.sections import Api, Config, Store
+from pipeline.incidents import audit
 from pipeline.incidents.audit import check_chain
 from pipeline.incidents.handover import format_handover
 from pipeline.incidents.matchers import parse_matchers
 from pipeline.model.errors import ConfigError, UsageError
-from pipeline.model.records import iso
+from pipeline.model.records import Caller, iso
 from tests.pipeline.api.conftest import InProcess
 from tests.pipeline.living import HOUR, MINUTE, LivingSite
 
@@ -264,3 +267,58 @@ def test_a_reload_of_another_service_is_a_row_of_the_audit(site, call):
     (row,) = call("GET", "/audit?target=/etc/fleetpulse/fleetpulse.toml").json()["audit"]
     assert (row["action"], row["reason"], row["outcome"]) == ("reload configuration", "dashboard.port", "done")
     assert call("POST", "/audit/reloads", {**body, "outcome": "perhaps"}).status_code == 400
+
+
+def test_attempts_without_a_valid_token_have_a_budget_of_a_day_in_the_audit(site, guarded, monkeypatch):
+    call, token, _ = guarded
+    now = [86_400.0 * 5]
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(guard, "UNKNOWN_A_DAY", 3)
+    count = "SELECT count(*), max_by(reason, number) FROM audit"
+    for _ in range(6):
+        now[0] += 61
+        assert call("POST", "/silences", {}, bearer="fp_wrong-wrong-wrong").status_code == 401
+    rows, last = site.database.connection.execute(count).fetchone()
+    assert (rows, last.partition(";")[2]) == (
+        3,
+        " the last of 3 without a valid token in a day, more are only in the log",
+    )
+    assert call("POST", "/budget/hot/reset", {}, bearer=token["viewer"]).status_code == 403
+    assert site.database.connection.execute(count).fetchone()[0] == 4, "one with a token is recorded"
+    now[0] += 86_400
+    assert call("POST", "/silences", {}, bearer="fp_wrong-wrong-wrong").status_code == 401
+    assert site.database.connection.execute(count).fetchone()[0] == 5
+
+
+def test_the_audit_is_read_within_the_limits_and_in_parts(site, guarded, monkeypatch):
+    call, token, _ = guarded
+    page = site.report("gpu:n0.0")
+    for text in "abcdefg":
+        site.people.comment(page, Caller("ann"), text)
+    monkeypatch.setattr(audit, "PART", 2)
+    real, runs = store_reads.StoreReads.run, []
+    monkeypatch.setattr(store_reads.StoreReads, "run", lambda *given: runs.append(1) or real(*given))
+    assert call("GET", "/audit", bearer=token["viewer"]).json()["broken"] is None
+    assert len(runs) == 5, "one for the rows, four for seven rows of the chain"
+    site.database.connection.execute("DELETE FROM audit WHERE number IN (3, 4, 5)")
+    assert call("GET", "/audit", bearer=token["viewer"]).json()["broken"] == 6
+    site.database.connection.execute("DELETE FROM audit WHERE number < 6")
+    assert call("GET", "/audit", bearer=token["viewer"]).json()["broken"] is None
+
+
+def test_the_chain_is_whole_although_retention_removes_rows_while_it_is_checked(site, monkeypatch):
+    page = site.report("gpu:n0.0")
+    for text in "abcdefg":
+        site.people.comment(page, Caller("ann"), text)
+    monkeypatch.setattr(audit, "PART", 2)
+    check = audit.ChainCheck()
+    assert check.check_part(site.database.connection)
+    site.database.connection.execute("DELETE FROM audit WHERE number < 5")
+    while check.check_part(site.database.connection):
+        pass
+    assert check.broken is None
+
+
+def test_an_action_in_the_audit_is_cut(site):
+    audit.write_audit(site.database.connection, [audit.AuditEntry("ann", "x" * 5000, "t")], site.now)
+    assert [len(row["action"]) for row in audit.list_audit(site.database.connection)] == [audit.MAX_ACTION]
