@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from pipeline.model.errors import Rejected, WireError
 from pipeline.model.signals import CLASSES, column_of, signals_of_class
-from pipeline.store.schema import RESERVED
+from pipeline.store.schema import RESERVED, UNFIT
 from pipeline.transport import wire
 
 MAX_NEW = 512
@@ -74,7 +74,7 @@ def _find_new_columns(
             raise WireError(
                 f"{name}: values of type {code}, expected {wanted}: senders disagree; upgrade the older side"
             )
-        if column in RESERVED:
+        if column in RESERVED or (wanted is None and column in UNFIT):
             raise WireError(f"signal {name!r}: this name is reserved by the store")
         if wanted is None:
             new[column] = code

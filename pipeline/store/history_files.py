@@ -133,9 +133,12 @@ def select_files(folder: Path, paths: Iterable[str], columns: Mapping[str, str])
     return f"SELECT {names} FROM read_parquet([{files}], schema = MAP {{{fields}}}, hive_partitioning = false)"
 
 
-def select_signed(column: str, kind: str) -> str:
-    """SQL expression for a column of a hot table (kind: its SQL type) as it is sealed; NULL if it does not fit."""
-    return f'TRY_CAST("{column}" AS {SIGNED[kind]}) AS "{column}"' if kind in SIGNED else f'"{column}"'
+def select_signed(column: str, kind: str, table: str = "") -> str:
+    """SQL expression for a column of a hot table (kind: its SQL type) as it is sealed; NULL if it does not fit.
+
+    table: its alias and a dot, where another table of the query has columns too.
+    """
+    return f'TRY_CAST({table}"{column}" AS {SIGNED[kind]}) AS "{column}"' if kind in SIGNED else f'{table}"{column}"'
 
 
 def _text(value: str) -> str:

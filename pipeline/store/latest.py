@@ -30,6 +30,7 @@ WRITE_EVERY = 60 * SECOND
 for 8 nodes. Readers of `latest_CLASS` get what a running pipeline has in memory; `last_seen` of `entities` is that
 old."""
 _SINCE = "latest_since"
+_AT = "_at"  # name of the time in microseconds; begins as no signal does
 _UNKNOWN = np.iinfo(np.int64).min
 _MAX_SETS = 64  # sets of signals whose times are kept per class; chosen: four times the hot tables
 
@@ -282,12 +283,12 @@ def _to_arrow(known: _Newest, device: NDArray[np.intp]) -> pa.Table:
 
 def _read_rows(connection: duckdb.DuckDBPyConnection, device_class: str, source: str) -> Iterator[Rows]:
     """Rows of a table in wire types, by column, without empty columns; none if there are no rows."""
-    table = connection.sql(f"SELECT epoch_us(time) AS at, * EXCLUDE (time) {source}").to_arrow_table()
+    table = connection.sql(f'SELECT epoch_us(time) AS "{_AT}", * EXCLUDE (time) {source}').to_arrow_table()
     if table.num_rows:
-        signals = [name for name in table.column_names if name not in ("at", *schema.RESERVED)]
+        signals = [name for name in table.column_names if name not in (_AT, *schema.RESERVED)]
         used = (name for name in signals if table[name].null_count < table.num_rows)
         columns = {name: _to_array(table[name]) for name in used}
-        yield Rows(device_class, table["at"].to_numpy(), table["device"].to_numpy(), columns)
+        yield Rows(device_class, table[_AT].to_numpy(), table["device"].to_numpy(), columns)
 
 
 def _to_array(column: pa.ChunkedArray) -> NDArray[Any]:

@@ -28,7 +28,10 @@ from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 from pipeline.store import history_files, job_membership, older_schemas, schema_mark, topology_lines
 
 SCHEMA_VERSION = 4
-RESERVED = ("time", "entity", "device", "late")  # columns of class tables and views that are not signals
+RESERVED = ("time", "entity", "device", "late", "node", "simulated")
+"""Columns of class tables, views and sealed files that are not signals."""
+UNFIT = frozenset({*RESERVED, "at", "id", "place"})
+"""Columns that no new signal may have: our queries have these names beside those of signals."""
 SQL_TYPES: Mapping[str, str] = {
     "u1": "UTINYINT",
     "u2": "USMALLINT",

@@ -20,6 +20,7 @@ next call copies again. It is counted, and an error only after CONFLICTS in a ro
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -65,6 +66,8 @@ write than 3, of an agent's stream; 13 needs 3 % fewer than 3, and 19 needs 3 % 
 _GROUP_ROWS, _GROUP_VALUES = (122_880, 491_520), 20_000_000
 """Least and most rows of a row group, and its values: the writer holds one (160 MB). Chosen: in larger groups the
 counters of NVLinks and ports need 10 % fewer bytes; a group is what a reader of one device decodes."""
+_MAX_FOLDER = 255
+"""Bytes of a folder's name; that of ext4 and XFS (NAME_MAX)."""
 Step = Callable[[str], None]
 
 
@@ -323,7 +326,7 @@ class Sealer:
         if big:
             [(lost,)] = job.cursor.execute(f"SELECT sum({' + '.join(big)}) FROM ({source})").fetchall()
             job.lost = int(lost or 0)
-        columns = "".join(f", {history_files.select_signed(c, t)}" for c, t in types.items())
+        columns = "".join(f", {history_files.select_signed(c, t, 'h.')}" for c, t in types.items())
         for (site,) in job.cursor.execute(f"SELECT DISTINCT site {device} ORDER BY ALL").fetchall():
             query = (
                 f"SELECT h.time, d.entity, d.node, d.simulated, h.late{columns} FROM ({source}) h "
@@ -356,7 +359,7 @@ class Sealer:
         parts = [f"rollup_{step}"] if step else []
         parts += [
             job.device_class,
-            f"site={quote(site, safe='')}",
+            _site_folder(site),
             f"day={day}",
             f"{hour}-{secrets.token_hex(4)}.parquet",
         ]
@@ -439,6 +442,16 @@ def _select_hot(
 def _columns_of(connection: duckdb.DuckDBPyConnection, path: Path) -> dict[str, str]:
     found = connection.sql(f"FROM read_parquet({_text(str(path.absolute()))}, hive_partitioning = false) LIMIT 0")
     return dict(zip(found.columns, map(str, found.types), strict=True))
+
+
+def _site_folder(site: str) -> str:
+    """Folder name of a site. A quoted name over the limit of file systems is cut at a character, and has its hash."""
+    name = f"site={quote(site, safe='')}"
+    if len(name) <= _MAX_FOLDER:
+        return name
+    end = f"-{hashlib.sha256(site.encode()).hexdigest()[:16]}"
+    most = next(n for n in range(len(site), -1, -1) if len(f"site={quote(site[:n], safe='')}{end}") <= _MAX_FOLDER)
+    return f"site={quote(site[:most], safe='')}{end}"
 
 
 def _text(value: str) -> str:

@@ -68,7 +68,10 @@ def test_a_message_that_is_not_a_batch_becomes_a_dead_letter_and_reading_continu
         ("gpu", 'gpu."; DROP TABLE hot_gpu; --', np.ones((1, 1), "f4"), "lower-case"),
         ("GPU", "gpu.x", np.ones((1, 1), "f4"), "expected one of gpu"),
         ("entities", "entities.x", np.ones((1, 1), "f4"), "expected one of gpu"),
-        ("gpu", "gpu.time", np.ones((1, 1), "f4"), "reserved by the store"),
+        *(
+            ("gpu", f"gpu.{name}", np.ones((1, 1), "f4"), "reserved by the store")
+            for name in ("time", "node", "simulated", "id", "place", "at")
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_the_store_is_refused_with_its_reason(site, device_class, signal, values, reason):
