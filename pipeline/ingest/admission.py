@@ -245,6 +245,7 @@ class Admission:
         most = self._population.max_entities(batch.origin.node)
         if event.kind == "inventory":
             _parse_inventory(event, most)
+            _check_values({key: value for key, value in event.data.items() if key != "entities"}, MAX_DATA)
         else:
             _check_values(event.data, MAX_DATA)
         event, refused = keep_owned(self.owners, batch.origin.node, event, time)

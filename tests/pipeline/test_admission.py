@@ -439,3 +439,16 @@ def test_invented_sites_of_rejected_entities_take_no_memory():
     for i in range(100):
         population.add_entities(f"site{i}", "n1", ["gpu:n1.0"])
     assert len(population._recent) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [(math.nan, "data"), ("\u202e", "name"), ("a " * MAX_DATA, "data"), ([[[[[[[[[1]]]]]]]]], "data")],
+)
+def test_what_an_inventory_has_beside_its_entities_is_checked_as_other_events_are(value, rule):
+    admission = Admission()
+    admission.begin(T0)
+    event = Event(T0, "node:n1", "inventory", {"entities": {"node:n1": {}}, "more": value})
+    message = Message(Partition("events.v1", "0", "i"), 0, b"")
+    admitted = admission.admit(message, EventBatch(Origin("local", "n1", b"b" * 16), (event,)), T0)
+    assert (admitted.body, [one.rule for one in admitted.rejected]) == (None, [rule])
