@@ -49,9 +49,8 @@ from pipeline.runtime.free_ports import check_free
 _LOG = logging.getLogger(__name__)
 _STARTS_WITHIN = 10.0
 """Time limit for the start of uvicorn (s). Chosen: it takes 0.1 s, on a busy machine ten times that."""
-_TICK_S = (
-    0.25  # between two looks for a stop (s); chosen: ten a second cost 2 ms of CPU, and a stop takes less than 1 s
-)
+_TICK_S = 0.25
+"""Time between two looks for a stop (s). Chosen: ten a second cost 2 ms of CPU, and a stop takes less than 1 s."""
 
 LISTEN_BACKLOG = 2048
 """Length of the kernel's queue of new connections (chosen: a flood needs seconds to fill it; when it is full, callers
