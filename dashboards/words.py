@@ -20,6 +20,8 @@ STATE: Mapping[State, str] = {
     "silenced": "Silenced",
     "resolved": "Resolved",
 }
+SILENT_S = 60.0
+"""Age of the newest data from which a device or unit is silent (s). Source: the API's state `no_data` of a node."""
 NODE_STATE = {"critical": "critical", "degraded": "degraded", "watch": "watch", "no_data": "no data", "ok": "ok"}
 _ENTITY = re.compile(rf"\b(?:{'|'.join(KINDS)}):[\w-]+(?:\.[\w/@-]+)*")
 _ACRONYMS = {"gpu": "GPU", "gpus": "GPUs", "sm": "SM", "nic": "NIC", "ecc": "ECC", "crc": "CRC", "pcie": "PCIe"}
@@ -129,6 +131,14 @@ def are_today(times: Iterable[int], now: int) -> bool:
 def ago(time: int, now: int) -> str:
     """Returns a time with its age: `11:43:02Z (12 min ago)`."""
     return f"{clock(time, now)} ({age((now - time) / SECOND)} ago)"
+
+
+def silence(seen: int | None, now: int) -> str:
+    """Returns for how long there is no data, empty while the newest is not older than SILENT_S. seen: its time."""
+    if seen is None:
+        return "no data yet"
+    silent_s = (now - seen) / SECOND
+    return f"no data for {age(silent_s)}" if silent_s > SILENT_S else ""
 
 
 def quantity(value: float, unit: str = "") -> str:

@@ -5,9 +5,7 @@ An agent with `[agent] otlp_port` receives what programs on its node send over H
 
 from __future__ import annotations
 
-import contextlib
 import ssl
-import sys
 import threading
 from collections.abc import Callable
 
@@ -24,6 +22,7 @@ from pipeline.http import certificates
 from pipeline.model.errors import ConfigError, SpoolError
 from pipeline.model.records import OTLP, Origin
 from pipeline.model.regular_files import read_regular
+from pipeline.runtime.log_line import write_log_line
 from pipeline.runtime.systemd import SystemdNotifier
 
 BEAT_S = 1.0
@@ -143,9 +142,7 @@ def run(config: Config, stop: threading.Event) -> int:
 
 
 def _log(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
-        sys.stderr.write(f"gateway: {text}\n")
-        sys.stderr.flush()
+    write_log_line(f"gateway: {text}")
 
 
 # --- within an agent ------------------------------------------------------------------------------------------------

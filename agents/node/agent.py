@@ -8,7 +8,6 @@ data. Every change of state is one line on stderr and, for collectors, an event 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import signal
 import sys
@@ -35,6 +34,7 @@ from pipeline.config.origin import check_with_origin
 from pipeline.config.sections import Config
 from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event, EventBatch, Origin, iso
+from pipeline.runtime.log_line import write_log_line
 from pipeline.runtime.reload import AGAIN, Load, Outcome, Reload
 from pipeline.runtime.supervise import Stop
 from pipeline.runtime.systemd import SystemdNotifier
@@ -111,10 +111,7 @@ class ChangeLog:
         """Writes one line, if it differs from the last one of this subject."""
         if self._last_lines.get(subject) != text:
             self._last_lines[subject] = text
-            # a log that is full, or whose reader has gone, must cost no telemetry; it has no place to say so
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(f"{iso(self._clock.now())} {clean_text(f'{subject}: {text}')}\n")
-                self._stream.flush()
+            write_log_line(f"{iso(self._clock.now())} {clean_text(f'{subject}: {text}')}", self._stream)
 
 
 class InventoryTracker:

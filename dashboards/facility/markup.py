@@ -11,9 +11,20 @@ from dashboards.facility import balance
 from dashboards.facility.answers import Facility, Hanging, Prediction, Unit
 from dashboards.links import as_markup, entity_link, incident_link
 from dashboards.markup import badge, notice_of, simulated_badge
-from dashboards.words import NODE_STATE, age, ago, amount, clock, joined, percent, quantity, reading, signal_name
+from dashboards.words import (
+    NODE_STATE,
+    age,
+    ago,
+    amount,
+    clock,
+    joined,
+    percent,
+    quantity,
+    reading,
+    signal_name,
+    silence,
+)
 from pipeline.model.entity_names import KINDS, entity_name
-from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
 COOLING = ("cdu", "loop", "connector", "pump", "reservoir", "filter")
@@ -32,8 +43,6 @@ NO_BALANCE = (
     '<p class="fp-empty">No PDU reports the currents of its phases, and no two supply the same racks: their balance is '
     "not known.</p>"
 )
-SILENT_S = 60.0
-"""Age of the newest data from which a unit is silent (s). Source: the API's state `no_data`."""
 SOON = 60.0
 """Minutes to throttling from which it is urgent. Chosen: a technician's way."""
 
@@ -163,14 +172,9 @@ def _state_tile(word: str, units: Sequence[Unit], address: str) -> str:
     return linked.tile(f"{ok:,}/{len(units):,}", word, below, tone, address)
 
 
-def silence(unit: Unit, now: int) -> str:
+def describe_silence(unit: Unit, now: int) -> str:
     """Returns for how long a unit has sent no data, empty while it sends some."""
-    if unit.values:
-        return ""
-    if unit.last_seen is None:
-        return "no data yet"
-    silent_s = (now - unit.last_seen) / SECOND
-    return f"no data for {age(silent_s)}" if silent_s > SILENT_S else ""
+    return "" if unit.values else silence(unit.last_seen, now)
 
 
 def last_data(unit: Unit, now: int, is_stale: bool = False) -> str:
@@ -178,7 +182,7 @@ def last_data(unit: Unit, now: int, is_stale: bool = False) -> str:
 
     is_stale: newer data than that of `now` is not known, so that the age of the last is not either.
     """
-    silent = silence(unit, now)
+    silent = describe_silence(unit, now)
     if unit.last_seen is None:
         return "No data of this unit has arrived yet." if silent else ""
     if silent:
@@ -187,7 +191,7 @@ def last_data(unit: Unit, now: int, is_stale: bool = False) -> str:
 
 
 def _name_cell(unit: Unit, now: int) -> str:
-    silent = silence(unit, now)
+    silent = describe_silence(unit, now)
     note = f' <span class="fp-silent">{escape(silent)}</span>' if silent else ""
     return f"{as_markup(entity_link(unit.entity))} {state_badge(unit)} {simulated_badge(unit.simulated)}{note}"
 

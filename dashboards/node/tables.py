@@ -10,8 +10,7 @@ from dashboards.devices.answers import ClassValues, EntityDetail, Values
 from dashboards.devices.cells import Column
 from dashboards.devices.html import entity_link, explore_href, link
 from dashboards.time_chart.component import short_name
-from dashboards.words import age, ago, quantity
-from pipeline.model.records import SECOND
+from dashboards.words import age, ago, quantity, silence
 from pipeline.model.signals import class_of_entity
 
 GPU_COLUMNS = (
@@ -65,8 +64,6 @@ OTHER_SIGNALS = (
 )  # fmt: skip
 COLUMNS = (*GPU_COLUMNS, *PORT_COLUMNS, *PSU_COLUMNS, *COLLECTOR_COLUMNS)
 SIGNALS = (*(column.signal for column in COLUMNS), *NODE_SIGNALS, *OTHER_SIGNALS)
-SILENT_S = 60.0
-"""Age from which the newest row of a device counts as missing (s): as the fleet's state of a node."""
 
 
 def describe_silence(values: Values | None, entity: str) -> str:
@@ -78,10 +75,7 @@ def describe_silence(values: Values | None, entity: str) -> str:
     if values is None or own is None or (entity not in own.entities and own.left_out):
         return ""
     seen = own.last_seen[own.entities.index(entity)] if entity in own.entities else None
-    if seen is None:
-        return "no data yet"
-    silent_s = (values.as_of - seen) / SECOND
-    return f"no data for {age(silent_s)}" if silent_s > SILENT_S else ""
+    return silence(seen, values.as_of)
 
 
 def device_table(
@@ -106,9 +100,9 @@ def _row(
     if entity == focus:
         head = f'<b class="fp-focus">{head}</b>'
     seen = values.last_seen[i]
-    silent = seen is None or (now - seen) / SECOND > SILENT_S
+    silent = silence(seen, now)
     if silent:
-        since = "no data yet" if seen is None else f"last known, no data for {age((now - seen) / SECOND)}"
+        since = silent if seen is None else f"last known, {silent}"
         head += f' <span class="fp-silent">{escape(since)}</span>'
     found = [
         cells.cell(
@@ -171,9 +165,7 @@ def health_rows(values: Values, now: int) -> list[tuple[str, str]]:
                 column, chart = Column(signal_name, signal_name), explore_href([entity], [signal_name])
                 text = cells.cell(column, signal, signal.values[i], chart)
                 texts.append(f"{escape(cells.title_of(signal).lower())} {text}")
-            seen = own.last_seen[i]
-            if seen is None or (now - seen) / SECOND > SILENT_S:
-                since = "no data yet" if seen is None else f"no data for {age((now - seen) / SECOND)}"
+            if since := silence(own.last_seen[i], now):
                 texts = [f'<span class="fp-silent">{escape(since)}</span>', *texts[:1]]
             same = len(own.entities) == 1
             found.append((name if same else f"{name} {short_name(entity)}", ", ".join(texts) or "no value"))

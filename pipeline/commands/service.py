@@ -39,6 +39,7 @@ from pipeline.model.topology import ParentGraph
 from pipeline.notify.alertmanager import locate_entity
 from pipeline.notify.annotations import Annotations
 from pipeline.notify.outbox import Notifier
+from pipeline.runtime.bounded_clock import BoundedClock
 from pipeline.runtime.heartbeat import EvaluationProgress
 from pipeline.runtime.long_start import LongStart
 from pipeline.store import events
@@ -128,7 +129,7 @@ class PipelineService:
         self._last_commit = clock()
         self.evaluated = self.evaluating = 0  # event time evaluated up to; span being evaluated now (us)
         self.retention_at = 0
-        self._started = clock(), monotonic()
+        self._old_rows = BoundedClock(clock, monotonic)
         self.newer = NewerAgents()
         self._fault: str | None = None
         self._trouble: str | None = "starting: detectors are compiled, then stored data is evaluated"
@@ -278,7 +279,7 @@ class PipelineService:
 
     def _apply_retention(self) -> None:
         """Applies retention and size limits of the store; before ingest, which may need the space."""
-        now = self._retention_time()
+        now = self._old_rows.now()
         if now - self.retention_at >= _HOUR:
             store = self.config.store
             delete_old_rows(self.database, now - int(store.telemetry_days * DAY))
@@ -308,12 +309,6 @@ class PipelineService:
             if self.database.broken is not None:
                 raise
             log.warning("history: not sealed, tried again later: %s", error)
-
-    def _retention_time(self) -> int:
-        """Returns the clock, but at most one hour ahead of the time since the start, so that a clock set forward by
-        mistake deletes nothing. After a correct forward step, rows stay longer until the next start."""
-        begun, monotonic = self._started
-        return min(self.clock(), begun + round((self._monotonic() - monotonic) * SECOND) + _HOUR)
 
     def _evaluate(self, engine: Engine, watermark: int) -> int:
         """Evaluates up to the watermark. An exception is logged and reported on /readyz, and storing continues."""

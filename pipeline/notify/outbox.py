@@ -43,6 +43,7 @@ from pipeline.notify.retries import RETRY_S, Retries, end_far_waits
 from pipeline.notify.routes import Rules, build_rules
 from pipeline.notify.sending import DuePayload, OrderedSender, PageWatch, count_waiting, load_due, load_states
 from pipeline.notify.settling import Result, Settlements
+from pipeline.runtime.bounded_clock import BoundedClock
 from pipeline.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger("fleetpulse.notify")
@@ -112,7 +113,7 @@ class Notifier:
         self._inhibitor = Inhibitor(rules.inhibitions, self._planner.label_all, self._planner.is_for_people)
         self.find_inhibited = self._inhibitor.find_all if rules.inhibitions else None
         self.list_receivers_of = self._planner.list_routed
-        self._started, self._monotonic, self._begun = clock(), monotonic, monotonic()
+        self._started, self._old_rows = clock(), BoundedClock(clock, monotonic)
         self._periodic = {name: PeriodicMessage(one.resend_s, self._started) for name, one in self.receivers.items()}
         self._last_clock = dict.fromkeys(self.receivers, self._started)  # last time of our clock (UTC us)
         self._running, self._restored = False, False
@@ -488,10 +489,5 @@ class Notifier:
             self.write_missed()
             self._restored = True
         with self._store.transaction() as connection:
-            retention.clean(connection, list(self.receivers), self._retention_time())
+            retention.clean(connection, list(self.receivers), self._old_rows.now())
         return True
-
-    def _retention_time(self) -> int:
-        """Returns the clock, but at most one hour ahead of the time since the start, so that a clock set forward by
-        mistake ends no page that waits."""
-        return min(self._clock(), self._started + round((self._monotonic() - self._begun + 3600) * SECOND))

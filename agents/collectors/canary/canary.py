@@ -5,10 +5,8 @@ Both run in programs of their own, which this collector starts and reads.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -26,6 +24,7 @@ from agents.collectors.canary.schedule import CoreRotation, ProgramSchedule, lis
 from agents.collectors.gpu.slots import default_state_file
 from pipeline.config.settings import constraint
 from pipeline.model.records import SECOND
+from pipeline.runtime.log_line import write_log_line
 
 PYTORCH_BYTES = 8 << 30
 """Bytes of host memory for a worker with PyTorch and CUDA. Chosen: it takes 3 to 5 GiB."""
@@ -205,8 +204,7 @@ class Canary(Collector):
         """Logs each text once; a failure of one canary must not end the collector of both."""
         if text not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(text)
-            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
-                sys.stderr.write(f"collector canary: {text}\n")
+            write_log_line(f"collector canary: {text}")
 
     def inventory(self) -> Mapping[str, Device]:
         """Returns the tested cores and GPUs."""

@@ -5,9 +5,7 @@ It runs in its own process, since a user's pattern may be slow on some line: the
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -24,6 +22,7 @@ from agents.collectors.host.kmsg import KmsgPosition, KmsgReader, KmsgRecord
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, Event
+from pipeline.runtime.log_line import write_log_line
 
 MAX_KEYS = 4096
 """Most different keys that are counted. Chosen: patterns times devices of a large node are some hundreds."""
@@ -213,8 +212,7 @@ class KernelLog(Collector):
             self._position.save(self._log.next_sequence)
             if self._position.problem != self._problem_logged:
                 self._problem_logged = self._position.problem
-                with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
-                    sys.stderr.write(f"collector kernel_log: {self._problem_logged or 'position: resolved'}\n")
+                write_log_line(f"collector kernel_log: {self._problem_logged or 'position: resolved'}")
 
 
 def _open_error(path: Path, error: OSError) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from agents.collectors.jobs.processes import ProcessScanner
 from agents.collectors.jobs.ranks import JobSources, find_ranks
 from agents.collectors.jobs.slurm_prolog import PrologFiles
 from pipeline.runtime.guides import guide
+from pipeline.runtime.log_line import write_log_line
 
 REFRESH_S = 60.0
 """Seconds between two reads of the GPUs' numbers, and checks for a kubelet. Chosen: both change only by hand."""
@@ -124,8 +123,7 @@ class Jobs(Collector):
         kind = text.translate(_NO_DIGITS)
         if self._logged.get(subject, "") != kind:
             self._logged[subject] = kind
-            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
-                sys.stderr.write(f"collector jobs: {text or f'{subject}: resolved'}\n")
+            write_log_line(f"collector jobs: {text or f'{subject}: resolved'}")
 
 
 def _describe_failed(failed: Mapping[int, str]) -> str:

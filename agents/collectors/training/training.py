@@ -16,7 +16,6 @@ import select
 import socket
 import stat
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from agents.collectors.training.agent_socket import SERVICE_SOCKET, socket_paths
 from agents.collectors.training.datagram import MAX_DATAGRAM
 from agents.collectors.training.reported_ranks import COUNTERS, GAUGES, JobOwners, ReportedRanks, resolve_uids
 from pipeline.config.settings import constraint
+from pipeline.runtime.log_line import write_log_line
 
 MAX_AT_ONCE, PAUSE_S = 256, 0.2
 """Most datagrams per PAUSE_S seconds, so that a flood costs at most 2 % of a core. Chosen: all known ranks may end a
@@ -233,9 +233,8 @@ class Training(Collector):
         """Logs refused datagrams, at most once per LOG_INTERVAL_S: any user can cause them."""
         if refused > self._refused_logged and self._clock() >= self._next_log_at:
             reason = "".join(c if c.isprintable() else "?" for c in self._ranks.reason)
-            text = f"collector training: {refused - self._refused_logged} datagrams refused; last: {reason}\n"
-            with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must cost no data
-                sys.stderr.write(text)
+            number = refused - self._refused_logged
+            write_log_line(f"collector training: {number} datagrams refused; last: {reason}")
             self._refused_logged, self._next_log_at = refused, self._clock() + LOG_INTERVAL_S
 
     def inventory(self) -> Mapping[str, Device]:
